@@ -1,0 +1,9 @@
+"""Pages of results: plain values in, one self-contained HTML file out.
+
+A page holds all it needs and may load nothing: a policy in its head forbids the network.
+"""
+
+from .routing import routing_page
+from .table import Column
+
+__all__ = ["Column", "routing_page"]

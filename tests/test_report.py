@@ -1,0 +1,157 @@
+"""The routing page: complete, escaped, self-contained, and readable without colour."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from moiety.report import Column, routing_page
+
+LOADS = {
+    "dense": {},
+    "top-k": {"blocks.0.moe": [0.4, 0.3, 0.3, 0.0], "blocks.1.moe": [1, 1, 1, 1]},
+    "<script>alert(1)</script>": {"x & y": [0.9, 0.1]},
+}
+
+
+def page(**changes):
+    values = {
+        "title": "Two routers",
+        "summary": "A comparison.",
+        "rows": [{"arm": "top-k", "accuracy": 0.9712}, {"arm": "dense", "accuracy": None}],
+        "columns": [Column("arm", "Router"), ("accuracy", "Accuracy", ".1%")],
+        "loads": LOADS,
+        "settings": {"seed": "0"},
+        "command": "moiety demo --seed 0",
+    }
+    return routing_page(**(values | changes))
+
+
+class Tables(HTMLParser):
+    """Collect every table as rows of cell texts, under the table's caption."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables, self.caption, self.into, self.tags, self.attributes = {}, "", None, [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag == "caption":
+            self.caption, self.into = "", "caption"
+        elif tag == "tr":
+            self.tables.setdefault(self.caption, []).append([])
+        elif tag in ("td", "th"):
+            self.into = "cell"
+            self.tables[self.caption][-1].append("")
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th", "caption"):
+            self.into = None
+
+    def handle_data(self, data):
+        if self.into == "caption":
+            self.caption += data
+        elif self.into == "cell":
+            self.tables[self.caption][-1][-1] += data
+
+
+def parse(html):
+    parser = Tables()
+    parser.feed(html)
+    return parser
+
+
+def loads_table(html, arm):
+    found = [rows for caption, rows in parse(html).tables.items() if caption.startswith(f"{arm}: ")]
+    (rows,) = found
+    return rows
+
+
+def test_results_are_formatted_and_gaps_are_dashes():
+    (rows,) = [rows for name, rows in parse(page()).tables.items() if name.startswith("Results")]
+    assert rows == [["Router", "Accuracy"], ["top-k", "97.1%"], ["dense", "–"]]
+
+
+def test_every_expert_of_every_layer_appears():
+    rows = loads_table(page(), "top-k")
+    assert rows[0] == ["Expert", "0", "1", "2", "3"]
+    assert rows[1] == ["blocks.0.moe", "40.0%", "30.0%", "30.0%", "0.0%dead"]
+    assert rows[2] == ["blocks.1.moe", "25.0%", "25.0%", "25.0%", "25.0%"]  # counts are scaled
+    wide = {"hash": {"a": [1.0] * 128, "b": [1.0] * 3}}
+    assert [len(row) for row in loads_table(page(loads=wide), "hash")] == [129, 129, 5]
+
+
+def test_an_arm_without_experts_is_named():
+    assert "every token on the same path: dense." in page()
+
+
+def test_dead_experts_are_named_in_text():
+    html = page()
+    assert "Dead: expert 3 in blocks.0.moe." in html
+    assert html.count("No dead expert.") == 1
+    # Declared deaths replace the guess from the load.
+    html = page(dead={"top-k": {"blocks.0.moe": [False, True, True, False]}})
+    assert "Dead: experts 1, 2 in blocks.0.moe." in html
+    assert loads_table(html, "top-k")[1][1:] == ["40.0%", "30.0%dead", "30.0%dead", "0.0%"]
+
+
+def test_the_shade_follows_the_load_relative_to_an_even_share():
+    html = page(loads={"a": {"b": [0.7, 0.25, 0.04, 0.01]}})
+    assert re.findall(r'<td class="shade-(\d)', html) == ["5", "3", "1", "0"]
+
+
+def test_little_is_not_nothing():
+    rows = loads_table(page(loads={"a": {"b": [1.0, 1e-6]}}), "a")
+    assert rows[1] == ["b", "100.0%", "<0.1%"]
+
+
+def test_a_layer_without_any_token_has_only_dead_experts():
+    html = page(loads={"a": {"b": [0.0, 0.0]}})
+    assert "Dead: experts 0, 1 in b." in html
+
+
+@pytest.mark.parametrize("field", ["title", "summary", "command"])
+def test_text_is_escaped(field):
+    html = page(**{field: "<img src=x onerror=alert(1)>"})
+    assert "<img" not in html
+    assert "&lt;img" in html
+
+
+def test_names_and_values_are_escaped():
+    evil = "<script>alert(1)</script>"
+    html = page(
+        settings={evil: evil},
+        rows=[{"arm": evil, "accuracy": evil}],
+        columns=[("arm", evil), ("accuracy", evil)],
+        dead={evil: {"x & y": [True, False]}},
+    )
+    assert "script" not in parse(html).tags
+    assert "x &amp; y" in html
+
+
+def test_the_page_loads_nothing():
+    html = page()
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    assert f'http-equiv="Content-Security-Policy" content="{policy}"' in html
+    assert not re.search(r"https?://|//\w|@import|url\(", html)
+    parser = parse(html)
+    assert not {"script", "link", "img", "iframe"} & set(parser.tags)
+    assert not {"src", "href"} & {name for name, _ in parser.attributes}
+
+
+def test_tables_have_captions_and_scopes():
+    parser = parse(page())
+    assert parser.tags.count("caption") == parser.tags.count("table") == 3
+    assert parser.tags.count("th") == sum(name == "scope" for name, _ in parser.attributes)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.1])
+def test_an_impossible_load_is_refused(bad):
+    with pytest.raises(ValueError, match=r"top-k, blocks\.0"):
+        page(loads={"top-k": {"blocks.0": [0.5, bad]}})
+
+
+def test_dead_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="has 4 loads, but `dead` names 1"):
+        page(dead={"top-k": {"blocks.0.moe": [True]}})
