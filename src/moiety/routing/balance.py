@@ -48,7 +48,7 @@ def gshard(r: Routing) -> Tensor:
     probs_TE = _probs(r, "gshard")
     first_T = _first_choice(r)
     one_TE = torch.zeros_like(probs_TE).scatter(1, first_T[:, None], 1.0)
-    return _product(masked_mean(one_TE, r.mask), masked_mean(probs_TE, r.mask))
+    return _product(masked_mean(one_TE, r.mask), _mean_probs(r, "gshard"))
 
 
 def z(r: Routing) -> Tensor:

@@ -32,9 +32,10 @@ class Opt:
     low: float | None = None
     high: float | None = None
     choices: tuple | None = None
+    optional: bool = False  # None is allowed though it is not the default
 
     def check(self, router: str, name: str, value: object, default: object = None) -> None:
-        if value is None and default is None:
+        if value is None and (default is None or self.optional):
             return
         numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
         if self.choices is not None and value not in self.choices:
@@ -60,7 +61,7 @@ class Opt:
 class Router(nn.Module):
     """Base of all routers.
 
-    Class attributes that a router declares:
+    Attributes that a router declares, on its class or (where options decide) on itself:
         causal      a token's choice never depends on later tokens
         stochastic  draws random numbers in training
         static      the choice is the same for every token
@@ -72,10 +73,10 @@ class Router(nn.Module):
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     equation: ClassVar[str] = ""
-    causal: ClassVar[bool] = True
-    stochastic: ClassVar[bool] = False
+    causal: bool = True
+    stochastic: bool = False
     static: ClassVar[bool] = False
-    dense: ClassVar[bool] = False
+    dense: bool = False
     needs_ids: ClassVar[bool] = False
 
     weights_sum: Literal["one", "at most one", "free"] = "one"
