@@ -10,21 +10,22 @@ padding out, lets grown experts join their families, and returns a `Routing`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .value import Routing
+from .value import Routing, readable
 
 
 @dataclass(frozen=True)
 class Opt:
     """What an option of a router means and may be, written in the signature's annotation.
 
-    `alt` is a value, other than the default, that must change something: `check_router` tries it.
+    `alt` is a value, other than the default, that must change something: `check_router` tries it,
+    together with the options in `given` where the option says nothing without them.
     """
 
     doc: str
@@ -32,6 +33,7 @@ class Opt:
     low: float | None = None
     high: float | None = None
     choices: tuple | None = None
+    given: dict[str, object] = field(default_factory=dict)
     optional: bool = False  # None is allowed though it is not the default
 
     def check(self, router: str, name: str, value: object, default: object = None) -> None:
@@ -159,12 +161,11 @@ class Router(nn.Module):
         On a GPU, in compiled code and under vmap the check would make the host wait; there a NaN
         goes through to the output, where a loss shows it, and is never hidden.
         """
-        if scores.device.type == "cpu" and not _unreadable(scores):
-            if not bool(torch.isfinite(scores).all()):
-                raise ValueError(
-                    f"{self.name}: router scores are NaN or infinite; look at the layer's input "
-                    "and the router's weights (too large a learning rate is the usual cause)"
-                )
+        if readable(scores) and not bool(torch.isfinite(scores).all()):
+            raise ValueError(
+                f"{self.name}: router scores are NaN or infinite; look at the layer's input "
+                "and the router's weights (too large a learning rate is the usual cause)"
+            )
         return scores
 
     def extra_repr(self) -> str:
@@ -234,7 +235,3 @@ def recomputing() -> bool:
     if torch.compiler.is_compiling():
         return False
     return torch._C._current_graph_task_id() != -1
-
-
-def _unreadable(t: Tensor) -> bool:
-    return torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(t)

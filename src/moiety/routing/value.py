@@ -212,7 +212,7 @@ class Routing:
         ids = torch.arange(self.experts, device=key_N.device)
         ends_E = torch.searchsorted(key_N, ids, right=True, out_int32=True)
         full = r.active is None
-        if not full and key_N.device.type == "cpu" and not _traced(key_N):
+        if not full and readable(key_N):
             # Here the host may look: rows of nobody are cut off instead of carried along.
             rows = int(ends_E[-1])
             full = rows == slot_N.shape[0]
@@ -265,6 +265,12 @@ def _weigh(gate: Tensor, index: Tensor, renormalise: bool, scale: float) -> Tens
     return weight * scale if scale != 1.0 else weight
 
 
-def _traced(t: Tensor) -> bool:
-    """Whether values are symbolic: under torch.compile or a vmap there is no host value to read."""
-    return torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(t)
+def in_vmap() -> bool:
+    """Whether this code runs under `torch.func.vmap`, at any depth."""
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return any(i.key() == torch._C._functorch.TransformType.Vmap for i in stack)
+
+
+def readable(t: Tensor) -> bool:
+    """Whether the host can look at values without waiting: not on a GPU, compiled or vmapped."""
+    return t.device.type == "cpu" and not torch.compiler.is_compiling() and not in_vmap()

@@ -1,0 +1,61 @@
+"""Count the cost of a computation: FLOPs and parameters.
+
+FLOPs are those of matrix products and convolutions, two for a multiply-add, as torch counts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+
+def _grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, *_, **__) -> int:
+    """FLOPs of a grouped product; rows past the last offset are not computed."""
+    if a.dim() == 2 and b.dim() == 3:
+        rows = a.shape[0] if offs is None else int(offs[-1])
+        return 2 * rows * b.shape[1] * b.shape[2]
+    if a.dim() == 2 and b.dim() == 2:  # ragged inner axis: one outer product a row
+        rows = a.shape[1] if offs is None else int(offs[-1])
+        return 2 * a.shape[0] * rows * b.shape[1]
+    return 2 * a.shape[:-1].numel() * a.shape[-1] * b.shape[-1]
+
+
+def _by_expert(a: Tensor, b: Tensor, ends: Tensor, **_) -> int:
+    other = b.shape[1:].numel() if b.dim() == 3 else a.shape[1] * b.shape[1]
+    return 2 * int(ends[-1]) * other
+
+
+for _formula in (_grouped_mm, _by_expert):
+    _formula._get_raw = True  # type: ignore[attr-defined]  # it reads the offsets, not only shapes
+
+
+def flops(run: Callable[[], object]) -> float:
+    """FLOPs of everything that `run` does, backward included."""
+    formulas = {}
+    if torch.ops.aten._grouped_mm not in flop_registry:
+        formulas[torch.ops.aten._grouped_mm] = _grouped_mm
+    for name in ("product_by_expert", "outer_by_expert"):
+        if hasattr(torch.ops.moiety, name):
+            formulas[getattr(torch.ops.moiety, name)] = _by_expert
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+        run()
+    return float(counter.get_total_flops())
+
+
+def forward_flops(run: Callable[[], object], *modules: nn.Module) -> float:
+    """FLOPs of a forward pass in eval mode without gradients; the modules' modes are restored."""
+    with torch.no_grad(), contextlib.ExitStack() as stack:
+        for module in modules:
+            for part in module.modules():
+                stack.callback(part.train, part.training)
+            module.eval()
+        return flops(run)
+
+
+def parameters(module: nn.Module, trainable: bool = False) -> int:
+    """The number of parameters, or of those that are trained."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad or not trainable)

@@ -1,0 +1,151 @@
+"""`Experts`: who does the work. E is the leading axis of every stacked parameter."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from ..routing.value import Plan, Routing, in_vmap
+from .dispatch import combine, dispatch
+from .grouped import native
+
+BACKENDS = ("auto", "loop", "grouped", "dense")
+
+
+class Experts(nn.Module):
+    """Base of all experts: three ways to do the same sum, chosen by a word.
+
+        loop     one expert after the other in plain torch: the truth
+        grouped  all experts in one grouped product
+        dense    every expert on every token, masked: no sorting, so it runs under vmap
+    """
+
+    backends: ClassVar[tuple[str, ...]] = ("loop", "grouped", "dense")
+
+    experts: int
+    dim: int
+    out_dim: int
+
+    # -- what a kind of experts writes ---------------------------------------------------------
+
+    def loop(self, rows_ND: Tensor, plan: Plan) -> Tensor:
+        """Outputs of rows sorted by expert."""
+        raise NotImplementedError
+
+    def grouped(self, rows_ND: Tensor, plan: Plan) -> Tensor:
+        raise NotImplementedError
+
+    def dense(self, x_TD: Tensor, weight_TE: Tensor) -> Tensor:
+        """Weighted sum over all experts."""
+        raise NotImplementedError
+
+    def always(self, x_TD: Tensor) -> Tensor | None:
+        """What every token gets besides its experts (a base that low-rank experts correct)."""
+        return None
+
+    def flops_per_row(self) -> list[float]:
+        """Forward FLOPs (matrix products) of each expert for one token."""
+        raise NotImplementedError
+
+    def copy(self, parents: list[int]) -> dict[str, list[int]]:
+        """Append a copy of each parent expert; returns the old row behind each new row."""
+        raise NotImplementedError
+
+    # -- what a layer calls ----------------------------------------------------------------------
+
+    def forward(self, x_TD: Tensor, routing: Routing, backend: str = "auto") -> Tensor:
+        """`[T, out_dim]`: what the experts answer to a routing decision."""
+        if routing.experts != self.experts:
+            raise ValueError(
+                f"the routing is for {routing.experts} experts, but there are {self.experts}"
+            )
+        if backend == "auto":
+            backend, _ = self.choose(x_TD, routing)
+        elif backend not in self.backends:
+            raise ValueError(
+                f"{type(self).__name__} has no backend {backend!r}; it has "
+                f"{', '.join(('auto', *self.backends))}"
+            )
+        if backend == "dense":
+            y_TD = self.dense(x_TD, routing.dense().to(x_TD.dtype))
+        else:
+            plan = routing.plan()
+            rows_ND = dispatch(x_TD, plan)
+            rows_ND = self.loop(rows_ND, plan) if backend == "loop" else self.grouped(rows_ND, plan)
+            y_TD = combine(rows_ND, routing, plan)
+        base_TD = self.always(x_TD)
+        return y_TD if base_TD is None else base_TD + y_TD.to(base_TD.dtype)
+
+    def choose(self, x_TD: Tensor, routing: Routing) -> tuple[str, str]:
+        """The backend that `auto` takes here, and why."""
+        return "loop", "these experts can only run one after the other"
+
+    def flops(self, routing: Routing) -> float:
+        """Active forward FLOPs of one decision: slots worked on times the cost of their expert."""
+        load = routing.load().tolist()
+        return sum(n * cost for n, cost in zip(load, self.flops_per_row(), strict=True))
+
+
+class StackedExperts(Experts):
+    """Experts whose parameters are stacks along E."""
+
+    hidden: int
+
+    def widest(self) -> nn.Parameter:
+        """The largest stack: what decides which backend pays."""
+        return max(self.parameters(), key=lambda p: p.numel())
+
+    def choose(self, x_TD: Tensor, routing: Routing) -> tuple[str, str]:
+        if torch.compiler.is_compiling():
+            return "grouped", "compiled code takes the grouped product"
+        if in_vmap() or forward_ad._current_level >= 0:
+            return "dense", "vmap and forward-mode AD need plain torch without sorting"
+        weight = self.widest()
+        why_not = native(x_TD.to(active_dtype(x_TD)), weight)
+        if x_TD.device.type == "cpu":
+            rows = routing.tokens * routing.index.shape[-1] / self.experts
+            if why_not is not None:
+                return "loop", f"on a CPU one expert after the other, since {why_not}"
+            if rows * weight.shape[1] > LOOP_FROM:
+                return "loop", "on a CPU large experts one after the other keep to the cache"
+            return "grouped", "grouped_mm, one call for many small experts"
+        if why_not is not None:
+            return "grouped", f"our own grouped product, since {why_not}"
+        return "grouped", "grouped_mm"
+
+    def copy(self, parents: list[int]) -> dict[str, list[int]]:
+        rows = [*range(self.experts), *parents]
+        changed = {}
+        for name, p in list(self.named_parameters(recurse=False)):
+            grown = nn.Parameter(p.data[rows], requires_grad=p.requires_grad)
+            setattr(self, name, grown)
+            changed[name] = rows
+        self.experts = len(rows)
+        return changed
+
+
+# Hidden values an expert makes on average (rows × width) from which, on a CPU, a large temporary
+# costs more in page faults than separate calls do: measured by benchmarks/layer_cpu.py.
+LOOP_FROM = 2**20
+
+
+def active_dtype(t: Tensor) -> torch.dtype:
+    """The dtype matrix products run in: autocast's where it is on (grouped_mm does not ask)."""
+    kind = t.device.type
+    if torch.is_autocast_enabled(kind) and t.dtype in (
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+    ):
+        return torch.get_autocast_dtype(kind)
+    return t.dtype
+
+
+def split_rows(rows_ND: Tensor, plan: Plan) -> list[Tensor]:
+    """The rows of each expert, and last the rows of nobody."""
+    ends = [0, *plan.ends_E.tolist(), plan.rows]
+    # One split has one concatenation as its gradient; E slices would each make a full-size zero.
+    return list(rows_ND.split([b - a for a, b in zip(ends, ends[1:], strict=False)]))

@@ -1,0 +1,127 @@
+"""The grouped product: each run of rows times the matrix of its own expert.
+
+`torch.nn.functional.grouped_mm` does it in one kernel where it can. It takes no float64, only
+widths that are multiples of 16 bytes, no expanded gradient, no forward-mode AD, and compiles only
+in bf16 (torch 2.11 to 2.13). `grouped_mm` here lifts these limits: what the library's kernel
+refuses goes through a custom op of ours that multiplies expert by expert. (Forward-mode AD is the
+`dense` backend's: torch.compile refuses a function that brings its own.)
+
+Rows past `ends_E[-1]` come back uninitialised: nothing may read them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def grouped_mm(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
+    """`[N, O]`: row n times the transposed matrix of the expert whose run it is in."""
+    return _Product.apply(a_NI, w_EOI, ends_E)
+
+
+def native(a: Tensor, w: Tensor) -> str | None:
+    """Why the library's kernel cannot be used, or None where it can."""
+    if not hasattr(F, "grouped_mm"):
+        return "this torch has no grouped_mm"
+    if a.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"grouped_mm takes no {_name(a.dtype)}"
+    if torch.compiler.is_compiling() and a.dtype != torch.bfloat16:
+        return f"grouped_mm does not compile in {_name(a.dtype)}"
+    wide = 16 // a.element_size()
+    if any(n % wide for n in (*w.shape[1:], a.shape[1])):
+        return f"grouped_mm needs widths that are multiples of {wide} in {_name(a.dtype)}"
+    if a.device.type == "cuda" and torch.cuda.get_device_capability(a.device) < (8, 0):
+        return "grouped_mm needs compute capability 8.0"
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class _Product(torch.autograd.Function):
+    """y_n = W_e a_n for row n of expert e. Its gradient is made of itself and `_Outer`."""
+
+    @staticmethod
+    def forward(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
+        if a_NI.shape[0] == 0:
+            return a_NI.new_zeros(0, w_EOI.shape[1])
+        if native(a_NI, w_EOI) is None:
+            return F.grouped_mm(_dense_rows(a_NI), w_EOI.transpose(1, 2), offs=ends_E)
+        return product_by_expert(a_NI, w_EOI, ends_E)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g_NO: Tensor):
+        a_NI, w_EOI, ends_E = ctx.saved_tensors
+        need_a, need_w, _ = ctx.needs_input_grad
+        da = _Product.apply(g_NO, w_EOI.transpose(1, 2), ends_E) if need_a else None
+        dw = _Outer.apply(g_NO, a_NI, ends_E) if need_w else None
+        return da, dw, None
+
+
+class _Outer(torch.autograd.Function):
+    """G_e = Σ g_n a_nᵀ over the rows n of expert e."""
+
+    @staticmethod
+    def forward(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
+        if a_NI.shape[0] == 0:
+            return a_NI.new_zeros(ends_E.shape[0], g_NO.shape[1], a_NI.shape[1])
+        if native(a_NI, g_NO) is None:
+            return F.grouped_mm(_dense_rows(g_NO).t(), _dense_rows(a_NI), offs=ends_E)
+        return outer_by_expert(g_NO, a_NI, ends_E)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, d_EOI: Tensor):
+        g_NO, a_NI, ends_E = ctx.saved_tensors
+        dg = _Product.apply(a_NI, d_EOI.contiguous(), ends_E)
+        da = _Product.apply(g_NO, d_EOI.transpose(1, 2), ends_E)
+        return dg, da, None
+
+
+def _dense_rows(t: Tensor) -> Tensor:
+    """grouped_mm refuses a gradient that was expanded (the gradient of a sum, for example)."""
+    return t.contiguous()
+
+
+@torch.library.custom_op("moiety::product_by_expert", mutates_args=())
+def product_by_expert(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
+    if native(a_NI, w_EOI) is None:  # compiled code comes here in fp32, where eager can do it
+        return F.grouped_mm(a_NI.contiguous(), w_EOI.transpose(1, 2), offs=ends_E)
+    out = a_NI.new_empty(a_NI.shape[0], w_EOI.shape[1])
+    start = 0
+    for w_OI, end in zip(w_EOI, ends_E.tolist(), strict=True):
+        torch.mm(a_NI[start:end], w_OI.t(), out=out[start:end])
+        start = end
+    return out
+
+
+@product_by_expert.register_fake
+def _(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
+    return a_NI.new_empty(a_NI.shape[0], w_EOI.shape[1])
+
+
+@torch.library.custom_op("moiety::outer_by_expert", mutates_args=())
+def outer_by_expert(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
+    if native(a_NI, g_NO) is None:
+        return F.grouped_mm(g_NO.contiguous().t(), a_NI.contiguous(), offs=ends_E)
+    out = a_NI.new_empty(ends_E.shape[0], g_NO.shape[1], a_NI.shape[1])
+    start = 0
+    for out_OI, end in zip(out, ends_E.tolist(), strict=True):
+        torch.mm(g_NO[start:end].t(), a_NI[start:end], out=out_OI)
+        start = end
+    return out
+
+
+@outer_by_expert.register_fake
+def _(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
+    return a_NI.new_empty(ends_E.shape[0], g_NO.shape[1], a_NI.shape[1])

@@ -1,0 +1,96 @@
+"""`ModuleExperts`: any list of modules as experts, small CNNs for example."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from .. import cost
+from ..routing.value import Plan
+from .base import Experts, split_rows
+
+
+class ModuleExperts(Experts):
+    """Modules that map `[n, dim]`, or `[n, *shape]` where `shape` is given, to `[n, ...]`.
+
+    A module that gets no token is not called.
+    """
+
+    backends: ClassVar[tuple[str, ...]] = ("loop", "dense")
+
+    def __init__(
+        self,
+        modules: Iterable[nn.Module],
+        *,
+        dim: int,
+        out_dim: int | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(modules)
+        if not self.members:
+            raise ValueError("ModuleExperts needs at least one module")
+        self.experts, self.dim = len(self.members), dim
+        self.out_dim = dim if out_dim is None else out_dim
+        self.shape = None if shape is None else tuple(shape)
+        if self.shape is not None and torch.Size(self.shape).numel() != dim:
+            raise ValueError(f"shape {self.shape} does not hold dim = {dim} values")
+
+    def _call(self, member: nn.Module, rows_ND: Tensor) -> Tensor:
+        y = member(rows_ND if self.shape is None else rows_ND.view(-1, *self.shape))
+        y = y.flatten(1)
+        if y.shape[1] != self.out_dim:
+            raise ValueError(
+                f"an expert answered with {y.shape[1]} values a token where out_dim = {self.out_dim}"
+            )
+        return y
+
+    def loop(self, rows_ND: Tensor, plan: Plan) -> Tensor:
+        *rows, nobody = split_rows(rows_ND, plan)
+        busy = [e for e, x in enumerate(rows) if x.shape[0]]
+        out = [self._call(self.members[e], rows[e]) for e in busy]
+        rest = nobody.shape[0] if busy else plan.rows
+        # Rows of nobody; and with no work at all, still a node of the graph.
+        tail = rows_ND.new_zeros(rest, self.out_dim) + 0.0 * rows_ND[:0].sum()
+        y_ND = torch.cat([*out, tail.to(out[0].dtype) if out else tail])
+        idle = [p for e, m in enumerate(self.members) if e not in busy for p in m.parameters()]
+        return _Touch.apply(y_ND, *[p for p in idle if p.requires_grad])
+
+    def dense(self, x_TD: Tensor, weight_TE: Tensor) -> Tensor:
+        y_TED = torch.stack([self._call(m, x_TD) for m in self.members], 1)
+        return torch.einsum("ted,te->td", y_TED, weight_TE)
+
+    def flops_per_row(self) -> list[float]:
+        like = next(self.parameters(), torch.empty(()))
+        row = torch.zeros(1, self.dim, device=like.device, dtype=like.dtype)
+        return [cost.forward_flops(lambda m=m: self._call(m, row), m) for m in self.members]
+
+    def copy(self, parents: list[int]) -> dict[str, list[int]]:
+        for parent in parents:
+            self.members.append(copy.deepcopy(self.members[parent]))
+        self.experts = len(self.members)
+        return {}  # no parameter was replaced: the copies are new ones
+
+
+class _Touch(torch.autograd.Function):
+    """Pass y through; give idle parameters a zero gradient.
+
+    A data-parallel run waits for every parameter's gradient on every rank, and stacked experts give
+    zeros to an idle expert too.
+    """
+
+    @staticmethod
+    def forward(y_ND, *idle):
+        return y_ND.view_as(y_ND)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.idle = inputs[1:]
+
+    @staticmethod
+    def backward(ctx, g_ND):
+        return g_ND, *(torch.zeros_like(p) for p in ctx.idle)

@@ -1,0 +1,210 @@
+"""`MoE`: the layer. Router + experts (+ capacity, shared experts, balance losses).
+
+    layer = MoE("top-k", dim=64, hidden=256, experts=8, k=2, balance={"switch": 0.01})
+    y = layer(x)                        # x: [..., dim]
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .experts import BACKENDS, Experts, FeedForward
+from .routing import Router, Routing, balance, build_router, capacity
+from .routing.base import recomputing
+
+if TYPE_CHECKING:
+    from .watch import Routes
+
+_FEEDFORWARD = tuple(inspect.signature(FeedForward).parameters)[3:]
+
+
+class MoE(nn.Module):
+    """A mixture-of-experts layer.
+
+    router, experts   objects; or a router's name and a number, with `dim`, `hidden` and options of
+                      the router and of `FeedForward`
+    capacity_factor   an expert takes at most ceil(S·K·factor/E) slots of a group of S tokens
+    overflow          who goes first: "order" (by position) or "priority" (by gate, not causal)
+    group             the examples (along the first axis of x) that share a capacity: a number,
+                      "example" for one, None for the whole batch
+    shared            a module that every token passes besides its experts
+    balance           loss weights by name (docs/losses.md), collected by `moiety.watch`; None: the
+                      router's own defaults
+    backend           "auto", "loop", "grouped" or "dense"; `moiety.explain(layer)` says which
+    """
+
+    def __init__(
+        self,
+        router: Router | str,
+        experts: Experts | int | None = None,
+        *,
+        dim: int | None = None,
+        hidden: int | None = None,
+        capacity_factor: float | None = None,
+        overflow: capacity.Overflow = "order",
+        group: int | str | None = None,
+        shared: nn.Module | None = None,
+        balance: dict[str, float] | None = None,
+        backend: str = "auto",
+        **options: object,
+    ) -> None:
+        super().__init__()
+        if isinstance(router, str):
+            router, experts = _build(router, experts, dim, hidden, options, capacity_factor)
+        elif options or dim is not None or hidden is not None:
+            given = [*options, *(["dim"] if dim is not None else []), *(["hidden"] if hidden else [])]
+            raise ValueError(f"with a router object, {', '.join(given)} belong to its constructor")
+        if not isinstance(experts, Experts):
+            raise ValueError(f"experts must be an Experts object, got {type(experts).__name__}")
+        self.router, self.experts, self.shared = router, experts, shared
+        self.capacity_factor, self.overflow, self.group = capacity_factor, overflow, group
+        self.backend = backend
+        self.balance = _balance(router, balance)
+        self._check()
+        self._watchers: tuple[tuple[str, Routes], ...] = ()
+        self._replayed: list[Routing] | None = None
+        self._warned = False
+
+    def _check(self) -> None:
+        if self.router.total != self.experts.experts or self.router.dim != self.experts.dim:
+            raise ValueError(
+                f"the router is for {self.router.total} experts of width {self.router.dim}, the "
+                f"experts are {self.experts.experts} of width {self.experts.dim}"
+            )
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}")
+        if self.overflow not in ("order", "priority"):
+            raise ValueError(f'overflow must be "order" or "priority", got {self.overflow!r}')
+        if self.capacity_factor is not None and not 0 < self.capacity_factor < float("inf"):
+            raise ValueError(f"capacity_factor must be positive, got {self.capacity_factor!r}")
+        whole = isinstance(self.group, int) and self.group >= 1
+        if self.group not in (None, "example") and not whole:
+            raise ValueError(f'group must be None, "example" or a number of examples, got {self.group!r}')
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token's output never depends on later tokens."""
+        limited = self.capacity_factor is not None
+        return self.router.causal and not (limited and self.overflow == "priority")
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
+        """`mask` (True = real token) and `ids` (token ids, for hash routing) have x's leading shape."""
+        lead = x.shape[:-1]
+        if x.shape[-1] != self.router.dim:
+            raise ValueError(f"expected x of shape [..., {self.router.dim}], got {list(x.shape)}")
+        x_TD = x.reshape(-1, x.shape[-1])
+        routing = self.route(x_TD, _flat(mask, lead, "mask"), _flat(ids, lead, "ids"), lead)
+        self._record(routing)
+        y_TD = self.experts(x_TD, routing, self.backend)
+        if self.shared is not None:
+            y_TD = y_TD + self.shared(x_TD).to(y_TD.dtype)
+        return y_TD.view(*lead, y_TD.shape[-1])
+
+    def route(
+        self,
+        x_TD: Tensor,
+        mask: Tensor | None = None,
+        ids: Tensor | None = None,
+        lead: Sequence[int] = (),
+    ) -> Routing:
+        """The decision for these tokens: the router's, within capacity, or the one replayed."""
+        group = self._group_tokens(x_TD.shape[0], lead)
+        if mask is not None:
+            mask = mask.bool()
+        routing = self.router(x_TD, mask, ids, group)
+        if self._replayed is not None:
+            return routing.chosen_by(_next(self._replayed))
+        if self.capacity_factor is not None:
+            routing = capacity.limit(
+                routing, self.capacity_factor, overflow=self.overflow, group=group, mask=mask
+            )
+        return routing
+
+    def _group_tokens(self, tokens: int, lead: Sequence[int]) -> int | None:
+        if self.group is None:
+            return None
+        examples = 1 if self.group == "example" else int(self.group)
+        return examples * max(tokens // max(lead[0] if lead else tokens, 1), 1)
+
+    def _record(self, routing: Routing) -> None:
+        if self._watchers:
+            if not recomputing():  # gradient checkpointing runs a forward twice
+                for name, routes in self._watchers:
+                    routes.add(name, routing, self.balance)
+        elif self.training and not self._warned and not torch.compiler.is_compiling():
+            if torch.is_grad_enabled() and any(self.balance.values()):
+                self._warned = True
+                warnings.warn(
+                    f"balance losses {self.balance} are set but nothing collects them: train inside "
+                    "`with moiety.watch(model) as routes` and add `routes.loss()` to the loss, or "
+                    "set balance={}",
+                    stacklevel=3,
+                )
+
+    def flops(self, routing: Routing) -> float:
+        """Active forward FLOPs of the experts for a decision."""
+        return self.experts.flops(routing)
+
+    def extra_repr(self) -> str:
+        limit = "" if self.capacity_factor is None else f", capacity_factor={self.capacity_factor}"
+        return f"balance={self.balance}{limit}, backend={self.backend!r}"
+
+
+def explain(layer: MoE, x: Tensor | None = None) -> str:
+    """Say which backend a layer runs and why, for `x` or for one batch of 1024 tokens."""
+    if not isinstance(layer, MoE):
+        raise ValueError(f"explain takes an MoE layer, got {type(layer).__name__}")
+    like = next(layer.experts.parameters(), torch.empty(()))
+    if x is None:
+        x = torch.zeros(1024, layer.router.dim, device=like.device, dtype=like.dtype)
+    x_TD = x.reshape(-1, x.shape[-1])
+    slots = torch.zeros(x_TD.shape[0], _slots(layer), dtype=torch.long, device=x.device)
+    routing = Routing(
+        index=slots, weight=slots.float(), experts=layer.experts.experts, tokens=x_TD.shape[0]
+    )
+    backend, why = layer.experts.choose(x_TD, routing)
+    if layer.backend != "auto":
+        backend, why = layer.backend, "set on the layer"
+    where = f"{x_TD.shape[0]} tokens of {str(x.dtype).removeprefix('torch.')} on {x.device.type}"
+    return f"{backend}: {why} ({layer.experts.experts} experts, {where})"
+
+
+def _slots(layer: MoE) -> int:
+    return min(getattr(layer.router, "k", None) or layer.router.experts, layer.router.experts)
+
+
+def _build(name, experts, dim, hidden, options, capacity_factor):
+    """Router and feed-forward experts from words and numbers; every option finds its owner."""
+    missing = [
+        word for word, v in (("dim", dim), ("hidden", hidden), ("experts", experts)) if v is None
+    ]
+    if missing:
+        raise ValueError(f"the short form of MoE needs {', '.join(missing)}")
+    own = {k: options.pop(k) for k in list(options) if k in _FEEDFORWARD}
+    # Switch and expert choice own their capacity; for others it is the layer's.
+    router = build_router(name, dim=dim, experts=experts, **options)
+    return router, FeedForward(experts, dim, hidden, **own)
+
+
+def _balance(router: Router, weights: dict[str, float] | None) -> dict[str, float]:
+    return balance.check_weights(router.default_balance() if weights is None else weights)
+
+
+def _flat(t: Tensor | None, lead: Sequence[int], word: str) -> Tensor | None:
+    if t is None:
+        return None
+    if tuple(t.shape) != tuple(lead):
+        raise ValueError(f"{word} must have the shape {list(lead)} of x's tokens, got {list(t.shape)}")
+    return t.reshape(-1)
+
+
+def _next(recorded: list[Routing]) -> Routing:
+    if not recorded:
+        raise ValueError("the layer was called more often than its routes were recorded")
+    return recorded.pop(0)

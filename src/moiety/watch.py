@@ -1,0 +1,246 @@
+"""See where the tokens went, collect the losses, and repeat recorded choices.
+
+    with moiety.watch(model) as routes:
+        loss = task_loss(model(x), y) + routes.loss()
+    routes.summary()                    # per layer: load, entropy, dead experts, drops
+
+    with moiety.watch(model, keep="choice") as routes:
+        model(x)
+    with moiety.replay(model, routes):
+        model(x + noise)                # recorded choices, live weights
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from .moe import MoE
+from .routing import Routing, balance
+from .routing.base import masked_mean
+
+Keep = Literal["load", "choice", "all"]
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One call of one layer, as tensors (nothing waits for a GPU)."""
+
+    load_E: Tensor
+    demand_E: Tensor
+    dropped: Tensor  # the call's drop rate
+    entropy: Tensor | None  # mean entropy of a token's gate distribution, in nats
+    tokens: Tensor  # real ones
+    routing: Routing | None
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """What the experts of one layer did, over all recorded calls."""
+
+    load: list[float]  # share of the work of each expert; sums to one
+    entropy: float | None  # mean entropy of a token's gate, in nats
+    dead: list[int]  # experts that got no token
+    drop_rate: float
+    effective: float  # exp(entropy of the load): as many equally busy experts
+    tokens: int
+    calls: int
+
+
+class Routes:
+    """What `watch` recorded. Layers are found by full name, or by a unique start or end of it."""
+
+    def __init__(self, layers: list[str], keep: Keep) -> None:
+        self.layers, self.keep = layers, keep
+        self.records: list[tuple[str, Record]] = []
+        self._terms: list[tuple[str, dict[str, Tensor]]] = []
+
+    def add(self, name: str, routing: Routing, weights: dict[str, float]) -> None:
+        terms = balance.terms(routing, weights)
+        if terms:
+            self._terms.append((name, terms))
+        kept = None if self.keep == "load" else routing
+        if self.keep == "choice":
+            kept = _choice(routing)
+        self.records.append((name, _record(routing, kept)))
+
+    # -- losses --------------------------------------------------------------------------------
+
+    def loss(self) -> Tensor | float:
+        """The weighted balance losses of all layers and calls since the last time it was asked.
+
+        Each layer's terms are computed on that layer alone and then added, so that no layer's
+        collapse hides behind another's balance.
+        """
+        terms = [term for _, call in self._terms for term in call.values()]
+        self._terms.clear()
+        if terms and torch.is_grad_enabled() and not any(t.requires_grad for t in terms):
+            warnings.warn(
+                "the balance losses carry no gradient: the layers ran under no_grad, as with "
+                "reentrant gradient checkpointing (use_reentrant=False keeps it)",
+                stacklevel=2,
+            )
+        return sum(terms) if terms else 0.0
+
+    def terms(self) -> dict[str, dict[str, float]]:
+        """The weighted losses by layer and name, not yet collected, as numbers to log."""
+        out: dict[str, dict[str, float]] = {}
+        for name, call in self._terms:
+            layer = out.setdefault(name, {})
+            for loss, term in call.items():
+                layer[loss] = layer.get(loss, 0.0) + float(term.detach())
+        return out
+
+    # -- what happened -------------------------------------------------------------------------
+
+    def find(self, name: str) -> str:
+        """The full name of a layer, from itself or a unique start or end of it."""
+        if name in self.layers:
+            return name
+        hits = [n for n in self.layers if n.startswith(name) or n.endswith(name)]
+        if len(hits) != 1:
+            what = f"fits {', '.join(hits)}" if hits else f"fits none of {', '.join(self.layers)}"
+            raise KeyError(f"layer {name!r} {what}")
+        return hits[0]
+
+    def __getitem__(self, name: str) -> list[Routing]:
+        """The decisions of a layer, one a call, in order."""
+        if self.keep == "load":
+            raise KeyError('choices were not kept: watch(model, keep="choice") or keep="all"')
+        full = self.find(name)
+        return [r.routing for n, r in self.records if n == full and r.routing is not None]
+
+    def load(self) -> dict[str, Tensor]:
+        """`[E]` for every layer: slots worked on, over all recorded calls."""
+        return {name: _total([r.load_E for r in calls]) for name, calls in self._by_layer()}
+
+    def summary(self) -> dict[str, LayerSummary]:
+        """For every layer that ran: load, entropy, dead experts, drop rate, effective experts."""
+        return {name: _summarise(calls) for name, calls in self._by_layer()}
+
+    def clear(self) -> None:
+        """Forget everything recorded so far."""
+        self.records.clear()
+        self._terms.clear()
+
+    def _by_layer(self) -> Iterator[tuple[str, list[Record]]]:
+        for name in self.layers:
+            calls = [record for n, record in self.records if n == name]
+            if calls:
+                yield name, calls
+
+
+@contextlib.contextmanager
+def watch(model: nn.Module, keep: Keep = "load") -> Iterator[Routes]:
+    """Record the decisions of every MoE layer of a model.
+
+    keep: "load" (counts only), "choice" (what was chosen, to replay), "all" (with gradients).
+    """
+    if keep not in ("load", "choice", "all"):
+        raise ValueError(f'keep must be "load", "choice" or "all", got {keep!r}')
+    layers = moe_layers(model)
+    routes = Routes(list(layers), keep)
+    for name, layer in layers.items():
+        layer._watchers = (*layer._watchers, (name, routes))
+    try:
+        yield routes
+        trained = any(t.requires_grad for _, call in routes._terms for t in call.values())
+        if trained:
+            warnings.warn(
+                "balance losses were recorded but never collected: add routes.loss() to the loss",
+                stacklevel=3,
+            )
+    finally:
+        for layer in layers.values():
+            layer._watchers = tuple(w for w in layer._watchers if w[1] is not routes)
+
+
+@contextlib.contextmanager
+def replay(model: nn.Module, routes: Routes) -> Iterator[None]:
+    """Repeat recorded choices, call by call, with live weights."""
+    layers = moe_layers(model)
+    missing = [name for name in routes.layers if name not in layers]
+    if missing:
+        raise ValueError(f"routes were recorded on other layers: {', '.join(missing)}")
+    recorded = {name: list(routes[name]) for name in routes.layers}
+    for name, choices in recorded.items():
+        layers[name]._replayed = choices
+    try:
+        yield
+    finally:
+        for name in recorded:
+            layers[name]._replayed = None
+
+
+def moe_layers(model: nn.Module) -> dict[str, MoE]:
+    """The MoE layers of a model by full name; a model without any raises."""
+    layers = {name or "moe": m for name, m in model.named_modules() if isinstance(m, MoE)}
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no MoE layer")
+    return layers
+
+
+def param_groups(model: nn.Module) -> list[dict]:
+    """Parameters in three named groups for an optimizer: router, experts, rest."""
+    layers = moe_layers(model).values()
+    parts = {
+        "router": [p for m in layers for p in m.router.parameters()],
+        "experts": [p for m in layers for p in m.experts.parameters()],
+    }
+    taken = {id(p) for ps in parts.values() for p in ps}
+    parts["rest"] = [p for p in model.parameters() if id(p) not in taken]
+    return [
+        {"params": list(dict.fromkeys(params)), "name": name} for name, params in parts.items() if params
+    ]
+
+
+def _choice(r: Routing) -> Routing:
+    """The choice alone, without the gradient or the [T, E] tables behind it."""
+    slim = r.replace(
+        scores=None, probs=None, gate=None, threshold=None, noise_std=None, penalties={}
+    )
+    return slim.detach()
+
+
+def _record(r: Routing, kept: Routing | None) -> Record:
+    entropy = None
+    if r.probs is not None:
+        p = r.probs.detach()
+        p = p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
+        per_row = torch.special.entr(p).sum(-1)
+        entropy = masked_mean(per_row, r.mask if per_row.shape[0] == r.tokens else None)
+    return Record(r.load(), r.demand(), r.drop_rate(), entropy, r.real_tokens(), kept)
+
+
+def _total(loads: list[Tensor]) -> Tensor:
+    experts = max(load.shape[0] for load in loads)  # a layer may have grown between two calls
+    return torch.stack([nn.functional.pad(n, (0, experts - n.shape[0])) for n in loads]).sum(0)
+
+
+def _summarise(calls: list[Record]) -> LayerSummary:
+    load_E = _total([c.load_E for c in calls]).double().cpu()
+    share_E = load_E / load_E.sum().clamp(min=1)
+    tokens = torch.stack([c.tokens for c in calls]).double().cpu()
+    part = tokens / tokens.sum().clamp(min=1)
+
+    def mean(values: list[Tensor]) -> float:
+        return float((torch.stack(values).double().cpu() * part).sum())
+
+    entropies = [c.entropy for c in calls if c.entropy is not None]
+    return LayerSummary(
+        load=share_E.tolist(),
+        entropy=mean(entropies) if len(entropies) == len(calls) else None,
+        dead=(load_E == 0).nonzero().flatten().tolist(),
+        drop_rate=mean([c.dropped for c in calls]),
+        effective=math.exp(float(torch.special.entr(share_E).sum())),
+        tokens=int(tokens.sum()),
+        calls=len(calls),
+    )
