@@ -51,7 +51,7 @@ def forward_flops(run: Callable[[], object], *modules: nn.Module) -> float:
     with torch.no_grad(), contextlib.ExitStack() as stack:
         for module in modules:
             for part in module.modules():
-                stack.callback(part.train, part.training)
+                stack.callback(setattr, part, "training", part.training)  # .train() recurses
             module.eval()
         return flops(run)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .experts import BACKENDS, Experts, FeedForward
-from .routing import Router, Routing, balance, build_router, capacity
+from .experts import Experts, FeedForward
+from .routing import Router, Routing, balance, build_router, capacity, describe
 from .routing.base import recomputing
 
 if TYPE_CHECKING:
@@ -56,7 +56,12 @@ class MoE(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(router, str):
-            router, experts = _build(router, experts, dim, hidden, options, capacity_factor)
+            owned = describe(router).options  # switch and expert choice have their own capacity
+            if "overflow" in owned:
+                options["overflow"] = overflow
+            if "capacity_factor" in owned and capacity_factor is not None:
+                options["capacity_factor"], capacity_factor = capacity_factor, None
+            router, experts = _build(router, experts, dim, hidden, options)
         elif options or dim is not None or hidden is not None:
             given = [*options, *(["dim"] if dim is not None else []), *(["hidden"] if hidden else [])]
             raise ValueError(f"with a router object, {', '.join(given)} belong to its constructor")
@@ -77,8 +82,12 @@ class MoE(nn.Module):
                 f"the router is for {self.router.total} experts of width {self.router.dim}, the "
                 f"experts are {self.experts.experts} of width {self.experts.dim}"
             )
-        if self.backend not in BACKENDS:
-            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}")
+        backends = ("auto", *self.experts.backends)
+        if self.backend not in backends:
+            raise ValueError(
+                f"backend must be one of {', '.join(backends)} for {type(self.experts).__name__}, "
+                f"got {self.backend!r}"
+            )
         if self.overflow not in ("order", "priority"):
             raise ValueError(f'overflow must be "order" or "priority", got {self.overflow!r}')
         if self.capacity_factor is not None and not 0 < self.capacity_factor < float("inf"):
@@ -116,6 +125,8 @@ class MoE(nn.Module):
         """The decision for these tokens: the router's, within capacity, or the one replayed."""
         group = self._group_tokens(x_TD.shape[0], lead)
         if mask is not None:
+            if mask.is_floating_point():  # an additive mask (0 and -inf) would read inside out
+                raise ValueError(f"mask must be bool or 0/1 (1 = real token), got {mask.dtype}")
             mask = mask.bool()
         routing = self.router(x_TD, mask, ids, group)
         if self._replayed is not None:
@@ -133,10 +144,15 @@ class MoE(nn.Module):
         return examples * max(tokens // max(lead[0] if lead else tokens, 1), 1)
 
     def _record(self, routing: Routing) -> None:
+        # With gradients on, the losses are made also where nobody collects them: gradient
+        # checkpointing repeats a forward, perhaps after the watch, and must save the same tensors.
+        terms = {}
+        if self._watchers or torch.is_grad_enabled():
+            terms = balance.terms(routing, self.balance)
         if self._watchers:
-            if not recomputing():  # gradient checkpointing runs a forward twice
+            if not recomputing():
                 for name, routes in self._watchers:
-                    routes.add(name, routing, self.balance)
+                    routes.add(name, routing, terms)
         elif self.training and not self._warned and not torch.compiler.is_compiling():
             if torch.is_grad_enabled() and any(self.balance.values()):
                 self._warned = True
@@ -179,7 +195,7 @@ def _slots(layer: MoE) -> int:
     return min(getattr(layer.router, "k", None) or layer.router.experts, layer.router.experts)
 
 
-def _build(name, experts, dim, hidden, options, capacity_factor):
+def _build(name, experts, dim, hidden, options):
     """Router and feed-forward experts from words and numbers; every option finds its owner."""
     missing = [
         word for word, v in (("dim", dim), ("hidden", hidden), ("experts", experts)) if v is None
@@ -187,7 +203,6 @@ def _build(name, experts, dim, hidden, options, capacity_factor):
     if missing:
         raise ValueError(f"the short form of MoE needs {', '.join(missing)}")
     own = {k: options.pop(k) for k in list(options) if k in _FEEDFORWARD}
-    # Switch and expert choice own their capacity; for others it is the layer's.
     router = build_router(name, dim=dim, experts=experts, **options)
     return router, FeedForward(experts, dim, hidden, **own)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from .moe import MoE
-from .routing import Routing, balance
+from .routing import Routing
 from .routing.base import masked_mean
 
 Keep = Literal["load", "choice", "all"]
@@ -63,8 +63,8 @@ class Routes:
         self.records: list[tuple[str, Record]] = []
         self._terms: list[tuple[str, dict[str, Tensor]]] = []
 
-    def add(self, name: str, routing: Routing, weights: dict[str, float]) -> None:
-        terms = balance.terms(routing, weights)
+    def add(self, name: str, routing: Routing, terms: dict[str, Tensor]) -> None:
+        """Record one call of a layer and its weighted losses."""
         if terms:
             self._terms.append((name, terms))
         kept = None if self.keep == "load" else routing
@@ -194,12 +194,16 @@ def param_groups(model: nn.Module) -> list[dict]:
     parts = {
         "router": [p for m in layers for p in m.router.parameters()],
         "experts": [p for m in layers for p in m.experts.parameters()],
+        "rest": list(model.parameters()),
     }
-    taken = {id(p) for ps in parts.values() for p in ps}
-    parts["rest"] = [p for p in model.parameters() if id(p) not in taken]
-    return [
-        {"params": list(dict.fromkeys(params)), "name": name} for name, params in parts.items() if params
-    ]
+    taken: set[nn.Parameter] = set()
+    groups = []
+    for name, params in parts.items():  # an expert may hold a layer with a router of its own
+        own = [p for p in dict.fromkeys(params) if p not in taken]
+        taken.update(own)
+        if own:
+            groups.append({"params": own, "name": name})
+    return groups
 
 
 def _choice(r: Routing) -> Routing:

@@ -66,9 +66,9 @@ def _sum_bags(y_ND: Tensor, weight_N: Tensor | None, rows: Tensor, starts: Tenso
     if weight_N is not None and weight_N.dtype != y_ND.dtype:
         y_ND, weight_N = (y_ND * weight_N[:, None]).to(y_ND.dtype), None
     weights = None if weight_N is None else weight_N[rows]
-    return F.embedding_bag(
-        rows, y_ND, starts, mode="sum", per_sample_weights=weights, include_last_offset=True
-    )
+    # The last start opens a bag for the rows of nobody, which is thrown away. (As the end of the
+    # last bag, `include_last_offset`, CUDA ignores it and adds those rows to the last token.)
+    return F.embedding_bag(rows, y_ND, starts, mode="sum", per_sample_weights=weights)[:-1]
 
 
 class _Take(torch.autograd.Function):
