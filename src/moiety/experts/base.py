@@ -18,9 +18,9 @@ BACKENDS = ("auto", "loop", "grouped", "dense")
 class Experts(nn.Module):
     """Base of all experts: three ways to do the same sum, chosen by a word.
 
-        loop     one expert after the other in plain torch: the truth
-        grouped  all experts in one grouped product
-        dense    every expert on every token, masked: no sorting, so it runs under vmap
+    loop     one expert after the other in plain torch: the truth
+    grouped  all experts in one grouped product
+    dense    every expert on every token, masked: no sorting, so it runs under vmap
     """
 
     backends: ClassVar[tuple[str, ...]] = ("loop", "grouped", "dense")
@@ -50,8 +50,12 @@ class Experts(nn.Module):
         """Forward FLOPs (matrix products) of each expert for one token."""
         raise NotImplementedError
 
-    def copy(self, parents: list[int]) -> dict[str, list[int]]:
-        """Append a copy of each parent expert; returns the old row behind each new row."""
+    def copy(self, parents: list[int]) -> dict[str, list[int] | str]:
+        """Append a copy of each parent expert.
+
+        Returns, for each parameter that was replaced, the old row behind each new row; for each
+        that was added, the name of the one it is a copy of.
+        """
         raise NotImplementedError
 
     # -- what a layer calls ----------------------------------------------------------------------
@@ -116,9 +120,9 @@ class StackedExperts(Experts):
             return "grouped", f"our own grouped product, since {why_not}"
         return "grouped", "grouped_mm"
 
-    def copy(self, parents: list[int]) -> dict[str, list[int]]:
+    def copy(self, parents: list[int]) -> dict[str, list[int] | str]:
         rows = [*range(self.experts), *parents]
-        changed = {}
+        changed: dict[str, list[int] | str] = {}
         for name, p in list(self.named_parameters(recurse=False)):
             grown = nn.Parameter(p.data[rows], requires_grad=p.requires_grad)
             setattr(self, name, grown)

@@ -1,7 +1,7 @@
 """`FeedForward`: E two-layer networks, gated or plain, as stacked weights.
 
-    plain:  y = W_out act(W_in x + b_in) + b_out
-    gated:  y = W_out (act(W_gate x) · W_up x) + b_out, with W_in = [W_gate; W_up] (SwiGLU and kin)
+plain:  y = W_out act(W_in x + b_in) + b_out
+gated:  y = W_out (act(W_gate x) · W_up x) + b_out, with W_in = [W_gate; W_up] (SwiGLU and kin)
 """
 
 from __future__ import annotations

@@ -69,11 +69,16 @@ class ModuleExperts(Experts):
         row = torch.zeros(1, self.dim, device=like.device, dtype=like.dtype)
         return [cost.forward_flops(lambda m=m: self._call(m, row), m) for m in self.members]
 
-    def copy(self, parents: list[int]) -> dict[str, list[int]]:
+    def copy(self, parents: list[int]) -> dict[str, list[int] | str]:
+        """Append deep copies; returns, for each new parameter, the one it was copied from."""
+        origin = {}
         for parent in parents:
+            new = len(self.members)
             self.members.append(copy.deepcopy(self.members[parent]))
+            for name, _ in self.members[parent].named_parameters():
+                origin[f"members.{new}.{name}"] = f"members.{parent}.{name}"
         self.experts = len(self.members)
-        return {}  # no parameter was replaced: the copies are new ones
+        return origin
 
 
 class _Touch(torch.autograd.Function):

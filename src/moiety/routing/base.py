@@ -41,9 +41,7 @@ class Opt:
             return
         numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
         if self.choices is not None and value not in self.choices:
-            raise ValueError(
-                f"{router}: {name} must be one of {list(self.choices)}, got {value!r}"
-            )
+            raise ValueError(f"{router}: {name} must be one of {list(self.choices)}, got {value!r}")
         if isinstance(default, bool) and not isinstance(value, bool):
             raise ValueError(f"{router}: {name} must be True or False, got {value!r}")
         if self.low is None and self.high is None:
@@ -68,6 +66,7 @@ class Router(nn.Module):
         stochastic  draws random numbers in training
         static      the choice is the same for every token
         dense       every expert works for every token (growth then shifts logits)
+        per_expert  names of parameters and buffers with a row for each expert, where there are any
     Instance attribute:
         weights_sum "one" (the weights of a real token sum to one), "at most one", or "free"
     """
@@ -80,6 +79,7 @@ class Router(nn.Module):
     static: ClassVar[bool] = False
     dense: bool = False
     needs_ids: ClassVar[bool] = False
+    per_expert: ClassVar[tuple[str, ...]] = ()
 
     weights_sum: Literal["one", "at most one", "free"] = "one"
     families: nn.Module | None
@@ -113,6 +113,24 @@ class Router(nn.Module):
         join their parent's family instead. Parents are distinct.
         """
         return None
+
+    def check_rows(self) -> None:
+        """Raise unless rows can be copied."""
+        if not self.per_expert or self.families is not None:
+            why = "has grown by families already" if self.per_expert else "has no row for an expert"
+            raise ValueError(f'{self.name} {why}: grow it with how="family"')
+
+    def copy_rows(self, parents: list[int]) -> dict[str, list[int]]:
+        """Copy the parents' rows as they are (digest 4, 3.6); this changes the layer's function."""
+        self.check_rows()
+        rows = [*range(self.experts), *parents]
+        names = [n for n in self.per_expert if getattr(self, n, None) is not None]
+        for name in names:
+            old = getattr(self, name)
+            new = old.data[rows]
+            setattr(self, name, nn.Parameter(new) if isinstance(old, nn.Parameter) else new)
+        self.experts = len(rows)
+        return dict.fromkeys(names, rows)
 
     def diagnostics(self) -> dict[str, object]:
         """Facts about the gate for a report: selected experts, binary or not, and the like."""
@@ -175,6 +193,8 @@ class Router(nn.Module):
 
 class LinearRouter(Router):
     """A router whose scores are a bias-free linear map of the token."""
+
+    per_expert = ("weight",)
 
     def __init__(self, dim: int, experts: int) -> None:
         super().__init__(dim, experts)

@@ -38,6 +38,8 @@ class CosineRouter(Router):
     Embeddings are `[E, W]`, W the width of the projection, or of the model where there is none.
     """
 
+    per_expert = ("embedding", "bias", "shift")
+
     shift: Tensor
     log_scale: Tensor
 

@@ -32,6 +32,7 @@ class NoisyTopK(LinearRouter):
     """
 
     stochastic = True
+    per_expert = ("weight", "noise_weight")
 
     def __init__(
         self,

@@ -29,6 +29,8 @@ class SigmoidBalanced(LinearRouter):
     load of all their calls. With several processes each counts its own tokens.
     """
 
+    per_expert = ("weight", "bias", "seen", "last")
+
     bias: Tensor
     seen: Tensor
     last: Tensor

@@ -21,6 +21,7 @@ class Softmax(LinearRouter):
     """Weigh all experts by softmax(W x)."""
 
     dense = True
+    per_expert = ("weight", "shift")
 
     def __init__(self, dim: int, experts: int) -> None:
         super().__init__(dim, experts)
