@@ -1,7 +1,7 @@
 """`MoE`: the layer. Router + experts (+ capacity, shared experts, balance losses).
 
-    layer = MoE("top-k", dim=64, hidden=256, experts=8, k=2, balance={"switch": 0.01})
-    y = layer(x)                        # x: [..., dim]
+layer = MoE("top-k", dim=64, hidden=256, experts=8, k=2, balance={"switch": 0.01})
+y = layer(x)                        # x: [..., dim]
 """
 
 from __future__ import annotations
@@ -63,7 +63,11 @@ class MoE(nn.Module):
                 options["capacity_factor"], capacity_factor = capacity_factor, None
             router, experts = _build(router, experts, dim, hidden, options)
         elif options or dim is not None or hidden is not None:
-            given = [*options, *(["dim"] if dim is not None else []), *(["hidden"] if hidden else [])]
+            given = [
+                *options,
+                *(["dim"] if dim is not None else []),
+                *(["hidden"] if hidden else []),
+            ]
             raise ValueError(f"with a router object, {', '.join(given)} belong to its constructor")
         if not isinstance(experts, Experts):
             raise ValueError(f"experts must be an Experts object, got {type(experts).__name__}")
@@ -94,7 +98,9 @@ class MoE(nn.Module):
             raise ValueError(f"capacity_factor must be positive, got {self.capacity_factor!r}")
         whole = isinstance(self.group, int) and self.group >= 1
         if self.group not in (None, "example") and not whole:
-            raise ValueError(f'group must be None, "example" or a number of examples, got {self.group!r}')
+            raise ValueError(
+                f'group must be None, "example" or a number of examples, got {self.group!r}'
+            )
 
     @property
     def causal(self) -> bool:
@@ -149,19 +155,19 @@ class MoE(nn.Module):
         terms = {}
         if self._watchers or torch.is_grad_enabled():
             terms = balance.terms(routing, self.balance)
-        if self._watchers:
-            if not recomputing():
-                for name, routes in self._watchers:
-                    routes.add(name, routing, terms)
-        elif self.training and not self._warned and not torch.compiler.is_compiling():
-            if torch.is_grad_enabled() and any(self.balance.values()):
-                self._warned = True
-                warnings.warn(
-                    f"balance losses {self.balance} are set but nothing collects them: train inside "
-                    "`with moiety.watch(model) as routes` and add `routes.loss()` to the loss, or "
-                    "set balance={}",
-                    stacklevel=3,
-                )
+        if recomputing():
+            return
+        for name, routes in self._watchers:
+            routes.add(name, routing, terms)
+        idle = terms and self.training and not self._watchers
+        if idle and not torch.compiler.is_compiling() and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"balance losses {self.balance} are set but nothing collects them: train inside "
+                "`with moiety.watch(model) as routes` and add `routes.loss()` to the loss, or "
+                "set balance={}",
+                stacklevel=3,
+            )
 
     def flops(self, routing: Routing) -> float:
         """Active forward FLOPs of the experts for a decision."""
@@ -215,7 +221,9 @@ def _flat(t: Tensor | None, lead: Sequence[int], word: str) -> Tensor | None:
     if t is None:
         return None
     if tuple(t.shape) != tuple(lead):
-        raise ValueError(f"{word} must have the shape {list(lead)} of x's tokens, got {list(t.shape)}")
+        raise ValueError(
+            f"{word} must have the shape {list(lead)} of x's tokens, got {list(t.shape)}"
+        )
     return t.reshape(-1)
 
 
