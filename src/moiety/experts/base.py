@@ -85,6 +85,8 @@ class Experts(nn.Module):
 
     def choose(self, x_TD: Tensor, routing: Routing) -> tuple[str, str]:
         """The backend that `auto` takes here, and why."""
+        if in_vmap() or forward_ad._current_level >= 0:
+            return "dense", "vmap and forward-mode AD need plain torch without sorting"
         return "loop", "these experts can only run one after the other"
 
     def flops(self, routing: Routing) -> float:
@@ -101,6 +103,15 @@ class StackedExperts(Experts):
     def widest(self) -> nn.Parameter:
         """The largest stack: what decides which backend pays."""
         return max(self.parameters(), key=lambda p: p.numel())
+
+    def forward(self, x_TD: Tensor, routing: Routing, backend: str = "auto") -> Tensor:
+        own = self.widest().dtype
+        if x_TD.dtype != own and not torch.is_autocast_enabled(x_TD.device.type):
+            names = [str(t).removeprefix("torch.") for t in (x_TD.dtype, own)]
+            raise ValueError(
+                f"the tokens are {names[0]} and the experts {names[1]}: cast one, or use autocast"
+            )
+        return super().forward(x_TD, routing, backend)
 
     def choose(self, x_TD: Tensor, routing: Routing) -> tuple[str, str]:
         if torch.compiler.is_compiling():

@@ -36,13 +36,14 @@ class FeedForward(StackedExperts):
         same_init: bool = False,
     ) -> None:
         super().__init__()
-        for word, n in (("experts", experts), ("dim", dim), ("hidden", hidden)):
+        out_dim = dim if out_dim is None else out_dim
+        sizes = {"experts": experts, "dim": dim, "hidden": hidden, "out_dim": out_dim}
+        for word, n in sizes.items():
             if not isinstance(n, int) or n < 1:
                 raise ValueError(f"{word} must be a whole number, at least 1, got {n!r}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout!r}")
-        self.experts, self.dim, self.hidden = experts, dim, hidden
-        self.out_dim = dim if out_dim is None else out_dim
+        self.experts, self.dim, self.hidden, self.out_dim = experts, dim, hidden, out_dim
         self.gated, self.dropout, self.same_init = gated, dropout, same_init
         self.activation = find_activation(activation)
         wide = 2 * hidden if gated else hidden
