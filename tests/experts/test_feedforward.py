@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from helpers import CASES, TIGHT, D, E, check_parity, close, feedforward, routing_of
 from torch.nn import functional
 
+from helpers import CASES, TIGHT, D, E, check_parity, close, feedforward, routing_of
 from moiety import FeedForward, MoE
 
 BACKENDS = ("loop", "grouped", "dense")

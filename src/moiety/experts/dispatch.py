@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..routing.value import Plan, Routing
+from ..routing.value import Plan, Routing, readable
 
 
 def dispatch(x_TD: Tensor, plan: Plan) -> Tensor:
@@ -39,8 +39,7 @@ def _way_back(plan: Plan) -> tuple[Tensor, Tensor | None]:
     Bags are one pass over memory on a CPU and fit any shape. Elsewhere, and in compiled code, a
     gather and a sum over K fuse with what surrounds them.
     """
-    host = plan.slot_N.device.type == "cpu" and not torch.compiler.is_compiling()
-    if host or plan.slots_per_token is None:
+    if readable(plan.slot_N) or plan.slots_per_token is None:
         return plan.bags()
     row_TK = plan.row_of_slot().view(plan.tokens, plan.slots_per_token)
     return row_TK, None if plan.full else row_TK < plan.ends_E[-1]

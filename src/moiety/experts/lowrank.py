@@ -23,6 +23,8 @@ class LowRank(StackedExperts):
         self, base: nn.Module, experts: int, dim: int, rank: int = 8, *, frozen: bool = True
     ) -> None:
         super().__init__()
+        if not isinstance(experts, int) or experts < 1:
+            raise ValueError(f"experts must be a whole number, at least 1, got {experts!r}")
         if not isinstance(rank, int) or not 1 <= rank <= dim:
             raise ValueError(f"rank must be a whole number from 1 to dim = {dim}, got {rank!r}")
         self.base = base
