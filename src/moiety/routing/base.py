@@ -66,6 +66,7 @@ class Router(nn.Module):
         stochastic  draws random numbers in training
         static      the choice is the same for every token
         dense       every expert works for every token (growth then shifts logits)
+        positional  in eval the choice depends on a token's place among the tokens of a call
         per_expert  names of parameters and buffers with a row for each expert, where there are any
     Instance attribute:
         weights_sum "one" (the weights of a real token sum to one), "at most one", or "free"
@@ -78,6 +79,7 @@ class Router(nn.Module):
     stochastic: bool = False
     static: ClassVar[bool] = False
     dense: bool = False
+    positional: ClassVar[bool] = False
     needs_ids: ClassVar[bool] = False
     per_expert: ClassVar[tuple[str, ...]] = ()
 

@@ -29,6 +29,7 @@ class Random(Router):
     """
 
     stochastic = True
+    positional = True
 
     def __init__(
         self,
