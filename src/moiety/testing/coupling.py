@@ -41,7 +41,7 @@ def _paddings(case: Case) -> dict[str, Tensor]:
 def _facts(case: Case, training: bool, x_TD: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """All that is known of the real tokens, and what the router keeps of them."""
     router = case.build().train(training)
-    r = call(router, x_TD, mask)
+    r = call(router, x_TD, None if mask.all() else mask)
     need(not r.choice()[~mask].any(), "a padding token has an expert")
     need(not r.dense()[~mask].any(), "a padding token has weight")
     found = {"the weights": r.dense()[mask], "the choice": r.choice()[mask]}
