@@ -111,7 +111,7 @@ class MoE(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
         """`mask` (True = real token) and `ids` (token ids, for hash routing) have x's leading shape."""
         lead = x.shape[:-1]
-        if x.shape[-1] != self.router.dim:
+        if x.dim() == 0 or x.shape[-1] != self.router.dim:
             raise ValueError(f"expected x of shape [..., {self.router.dim}], got {list(x.shape)}")
         x_TD = x.reshape(-1, x.shape[-1])
         routing = self.route(x_TD, _flat(mask, lead, "mask"), _flat(ids, lead, "ids"), lead)

@@ -98,14 +98,12 @@ class Experts(nn.Module):
 class StackedExperts(Experts):
     """Experts whose parameters are stacks along E."""
 
-    hidden: int
-
-    def widest(self) -> nn.Parameter:
-        """The largest stack: what decides which backend pays."""
-        return max(self.parameters(), key=lambda p: p.numel())
+    def stacks(self) -> tuple[Tensor, Tensor]:
+        """The matrices `[E, out, in]` that a token meets, one after the other."""
+        raise NotImplementedError
 
     def forward(self, x_TD: Tensor, routing: Routing, backend: str = "auto") -> Tensor:
-        own = self.widest().dtype
+        own = self.stacks()[0].dtype
         if x_TD.dtype != own and not torch.is_autocast_enabled(x_TD.device.type):
             names = [str(t).removeprefix("torch.") for t in (x_TD.dtype, own)]
             raise ValueError(
@@ -118,13 +116,14 @@ class StackedExperts(Experts):
             return "grouped", "compiled code takes the grouped product"
         if in_vmap() or forward_ad._current_level >= 0:
             return "dense", "vmap and forward-mode AD need plain torch without sorting"
-        weight = self.widest()
-        why_not = native(x_TD.to(active_dtype(x_TD)), weight)
+        first, second = self.stacks()
+        like = x_TD.to(active_dtype(x_TD))
+        why_not = native(like, first) or native(like, second)
         if x_TD.device.type == "cpu":
             rows = routing.tokens * routing.index.shape[-1] / self.experts
             if why_not is not None:
                 return "loop", f"on a CPU one expert after the other, since {why_not}"
-            if rows * weight.shape[1] > LOOP_FROM:
+            if rows * first.shape[1] > LOOP_FROM:
                 return "loop", "on a CPU large experts one after the other keep to the cache"
             return "grouped", "grouped_mm, one call for many small experts"
         if why_not is not None:

@@ -53,6 +53,9 @@ class FeedForward(StackedExperts):
         self.b_out = nn.Parameter(torch.empty(experts, self.out_dim)) if bias else None
         self.reset_parameters()
 
+    def stacks(self) -> tuple[Tensor, Tensor]:
+        return self.w_in, self.w_out
+
     def reset_parameters(self) -> None:
         """Uniform in ±1/√(inputs), as `nn.Linear` starts."""
         for p, inputs in (

@@ -36,8 +36,8 @@ class LowRank(StackedExperts):
         self.up = nn.Parameter(torch.zeros(experts, dim, rank))  # B
         nn.init.normal_(self.down, std=dim**-0.5)
 
-    def widest(self) -> nn.Parameter:
-        return self.down  # the base is not a stack
+    def stacks(self) -> tuple[Tensor, Tensor]:
+        return self.down, self.up
 
     def always(self, x_TD: Tensor) -> Tensor:
         return self.base(x_TD)
