@@ -67,7 +67,7 @@ class Tree(Router):
         for n, parent in enumerate(parents):
             fork[parent, n], fork[self.experts + n, n] = 1, -1
         self.sign = torch.cat([sign, fork], dim=1)
-        fresh = torch.randn_like(self.weight[:1].expand(new, -1)) * FRESH_STD
+        fresh = self.weight.data.new_empty(new, self.dim).normal_(std=FRESH_STD)
         self.weight = nn.Parameter(torch.cat([self.weight.data, fresh]))
         self.bias = nn.Parameter(torch.cat([self.bias.data, self.bias.new_zeros(new)]))
         self.experts = len(sign)
