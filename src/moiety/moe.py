@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .experts import Experts, FeedForward
 from .routing import Router, Routing, balance, build_router, capacity, describe
-from .routing.base import recomputing
+from .routing.base import keep_real, recomputing
 
 if TYPE_CHECKING:
     from .watch import Routes
@@ -136,7 +136,7 @@ class MoE(nn.Module):
             mask = mask.bool()
         routing = self.router(x_TD, mask, ids, group)
         if self._replayed is not None:
-            return routing.chosen_by(_next(self._replayed))
+            return keep_real(routing.chosen_by(_next(self._replayed)), mask)
         if self.capacity_factor is not None:
             routing = capacity.limit(
                 routing, self.capacity_factor, overflow=self.overflow, group=group, mask=mask

@@ -153,7 +153,7 @@ def watch(model: nn.Module, keep: Keep = "load") -> Iterator[Routes]:
     try:
         yield routes
         trained = any(t.requires_grad for _, call in routes._terms for t in call.values())
-        if trained:
+        if trained and any(layer.training for layer in layers.values()):
             warnings.warn(
                 "balance losses were recorded but never collected: add routes.loss() to the loss",
                 stacklevel=3,
