@@ -19,6 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
+INTERRUPTED = 130
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit; 2 says that the user can put it right, 130 an interrupt."""
@@ -27,13 +29,15 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = command.main(arguments or ["--help"], prog_name="moiety", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        code = INTERRUPTED  # some versions of typer return it instead
     except Exception as error:
         sentence = explain(error)
         if sentence is None:
             raise
         typer.echo(f"moiety: {sentence}", err=True)
         sys.exit(2)
+    if code == INTERRUPTED:
+        typer.echo("moiety: interrupted.", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -51,6 +51,7 @@ def routing_page(
     summary: str,
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[Column | tuple[str, ...]],
+    notes: Mapping[str, str] | None = None,
     loads: Loads,
     dead: Dead | None = None,
     settings: Mapping[str, str],
@@ -58,9 +59,10 @@ def routing_page(
 ) -> str:
     """Return a self-contained HTML page of results and expert loads.
 
-    `loads[arm][layer]` holds one number per expert, shares or counts: each layer is scaled to sum
-    to one. `dead`, of the same shape, says which experts are dead; where it says nothing, an
-    expert without any load is. An arm without layers, such as a dense model, is shown as such.
+    `notes` say what columns mean, by label. `loads[arm][layer]` holds one number per expert, shares
+    or counts: each layer is scaled to sum to one. `dead`, of the same shape, says which experts are
+    dead; where it says nothing, an expert without any load is. An arm without layers, such as a
+    dense model, is shown as such.
     """
     table = as_columns(columns)
     body, numeric = cells(rows, table)
@@ -71,6 +73,7 @@ def routing_page(
         columns=table,
         body=body,
         numeric=numeric,
+        notes=notes or {},
         arms=[_arm(arm, each, (dead or {}).get(arm, {})) for arm, each in loads.items() if each],
         without=[arm for arm, each in loads.items() if not each],
         legend=[name for _, name in SHADES],

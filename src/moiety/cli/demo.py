@@ -1,0 +1,272 @@
+"""`moiety demo`: routers side by side on handwritten digits, at equal active FLOPs.
+
+Every arm is the same small transformer; only its feed-forward parts differ: dense, or 8 experts
+behind a router. The width of the experts makes the work for one token the same: (experts a token)
+× (width of an expert) = (width of the dense part).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from .. import cost
+from ..data import digits
+from ..experts import FeedForward
+from ..io import write_atomic
+from ..models import PatchTransformer, dense
+from ..moe import MoE
+from ..report import Column, routing_page
+from ..routing import build_router
+from ..train import evaluate, find_device, fit, seeded
+from ..watch import watch
+
+DIM, DEPTH, HIDDEN, EXPERTS, BATCH = 48, 3, 128, 8, 64
+CAVEAT = (
+    "One seed and 450 test images: use for orientation. Differences between routers at one seed "
+    "are not evidence."
+)
+
+Row = dict[str, Any]
+Loads = dict[str, dict[str, list[float]]]  # arm -> layer -> share of the work of every expert
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One model: a router by name, or dense, and how many experts are to work for a token."""
+
+    name: str
+    active: int = 2
+    options: dict[str, Any] = field(default_factory=dict)
+    group: str | None = None
+
+
+ARMS = [
+    Arm("dense", active=1),
+    Arm("softmax", active=EXPERTS),  # every expert works for every token
+    Arm("top-k", options={"k": 2}),
+    Arm("noisy-top-k", options={"k": 2}),
+    Arm("switch", active=1),
+    # Within an image: no answer depends on the other images of a batch.
+    Arm("expert-choice", options={"capacity_factor": 2.0}, group="example"),
+    Arm("sigmoid-balanced", options={"k": 2}),
+    # Its gate starts dense and thins out by itself; `slots` holds it to two experts from the start.
+    Arm("dselect-k", options={"k": 2, "slots": 2}),
+    Arm("perturbed-cosine", options={"k": 2}),
+    Arm("tree", options={"k": 2}),
+    Arm("hash", options={"k": 2}),
+]
+COST = [
+    Column("arm", "Router"),
+    Column("mflops", "Active MFLOPs", ".2f"),
+    Column("relative", "× dense", ".2f"),
+    Column("parameters", "Parameters", ",d"),
+]
+RESULT = [
+    COST[0],
+    Column("accuracy", "Accuracy", ".1%"),
+    *COST[1:],
+    Column("balance", "Balance", ".2f"),
+    Column("dead", "Dead experts"),
+]
+NOTES = {
+    "Active MFLOPs": "forward, per image, counted on the test images, the router's part included",
+    "Balance": "effective experts (e to the entropy of the load) ÷ experts, mean over the blocks; "
+    "even by construction where every expert works for every patch (softmax) or takes its fill "
+    "(expert-choice)",
+    "Dead experts": "got no patch of any test image; of all blocks together",
+    "Losses": "balance losses and their weights, as the router brings them",
+}
+
+
+def command(
+    seed: Annotated[int, typer.Option(min=0, help="Of first weights, order and noise.")] = 0,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 10,
+    arm: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
+    out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("out/demo"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the cost of every arm only.")
+    ] = False,
+) -> None:
+    """Compare routers on a small model at equal active FLOPs, and write a page."""
+    arms, where, console = choose(arm or []), find_device(device), Console()
+    train, test = digits()
+    with one_thread():
+        if dry_run:
+            models = ((each, build(each, seed).to(where)) for each in arms)
+            rows = beside_dense([measure_cost(each, model, test) for each, model in models], test)
+            show(console, rows, COST, "Before training; FLOPs per image, measured")
+            return
+        check_writable(out)
+        rows, loads = run(arms, train, test, epochs, seed, where, console)
+    show(console, rows, RESULT, f"Handwritten digits, {epochs} epochs, seed {seed}")
+    typer.echo(CAVEAT)
+    settings = {"Seed": str(seed), "Epochs": str(epochs), "Device": device}
+    repeat = f"moiety demo --seed {seed} --epochs {epochs} --device {device}"
+    repeat += "".join(f" --arm {each.name}" for each in arms if arm)
+    path = write_atomic(out / "index.html", page(rows, loads, settings, repeat))
+    typer.echo(f"The load of every expert: {path}")
+
+
+def choose(names: Sequence[str]) -> list[Arm]:
+    """The arms of these names; all if there are none."""
+    known = [arm.name for arm in ARMS]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"the demo has no arm {name!r}; it has {', '.join(known)}")
+    return [arm for arm in ARMS if arm.name in (names or known)]
+
+
+def check_writable(out: Path) -> None:
+    """Raise now, not after the training, if nothing can be written there."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written to: {error.strerror}") from None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread: on products this small threads mostly wait for each other, and
+    the numbers do not depend on how many cores there are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+# -- train and measure --------------------------------------------------------------------------
+
+
+def build(arm: Arm, seed: int) -> nn.Module:
+    """The transformer of one arm, from a seed."""
+    hidden = HIDDEN // arm.active
+
+    def feedforward(dim: int) -> nn.Module:
+        if arm.name == "dense":
+            return dense(dim, hidden)
+        router = build_router(arm.name, dim=dim, experts=EXPERTS, **arm.options)
+        return MoE(router, FeedForward(EXPERTS, dim, hidden, activation=F.gelu), group=arm.group)
+
+    with seeded(seed):
+        return PatchTransformer(
+            patches=16, patch_dim=4, classes=10, dim=DIM, depth=DEPTH, feedforward=feedforward
+        )
+
+
+def run(
+    arms: Sequence[Arm],
+    train: TensorDataset,
+    test: TensorDataset,
+    epochs: int,
+    seed: int,
+    device: torch.device,
+    console: Console | None = None,
+) -> tuple[list[Row], Loads]:
+    """Train every arm, with a progress bar; return their results and the loads of their experts."""
+    steps, rows, loads = epochs * -(-len(train) // BATCH), [], {}
+    columns = TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        overall = progress.add_task("all arms", total=len(arms))
+        for arm in arms:
+            task = progress.add_task(arm.name, total=steps)
+            model = build(arm, seed).to(device)
+            tick = lambda _, task=task: progress.advance(task)  # noqa: E731
+            fit(model, train, epochs=epochs, batch=BATCH, seed=seed, on_step=tick)
+            loads[arm.name], result = measure_routing(model, test)
+            rows.append({**measure_cost(arm, model, test), **result})
+            progress.remove_task(task)
+            progress.advance(overall)
+    return beside_dense(rows, test), loads
+
+
+def measure_cost(arm: Arm, model: nn.Module, test: TensorDataset) -> Row:
+    """Parameters, and FLOPs per test image as counted."""
+    mflops, parameters = active_flops(model, test) / 1e6, cost.parameters(model)
+    return {"arm": arm.name, "mflops": mflops, "parameters": parameters}
+
+
+def beside_dense(rows: list[Row], test: TensorDataset) -> list[Row]:
+    """Add the FLOPs relative to those of the dense model."""
+    reference = active_flops(build(ARMS[0], seed=0), test) / 1e6
+    return [{**row, "relative": row["mflops"] / reference} for row in rows]
+
+
+def active_flops(model: nn.Module, test: TensorDataset) -> float:
+    """Forward FLOPs per example, counted while the model runs; inactive slots cost nothing."""
+    x = test.tensors[0].to(next(model.parameters()).device)
+    layers = [part for part in model.modules() if isinstance(part, MoE)]
+    usual = [layer.backend for layer in layers]
+    for layer in layers:
+        layer.backend = "loop"  # the plain path, all of whose products torch counts
+    total = cost.forward_flops(lambda: model(x), model)
+    for layer, backend in zip(layers, usual):
+        layer.backend = backend
+    return total / len(x)
+
+
+def measure_routing(model: nn.Module, test: TensorDataset) -> tuple[dict[str, list[float]], Row]:
+    """The load of every expert on the test images; accuracy, balance and dead experts."""
+    moes = [part for part in model.modules() if isinstance(part, MoE)]
+    if not moes:
+        return {}, {"accuracy": evaluate(model, test)}
+    with watch(model) as routes:
+        accuracy = evaluate(model, test)
+    layers = list(routes.summary().values())
+    losses = ", ".join(f"{name} {weight:g}" for name, weight in moes[0].balance.items())
+    return {f"block {i}": layer.load for i, layer in enumerate(layers, start=1)}, {
+        "accuracy": accuracy,
+        "balance": sum(layer.effective / len(layer.load) for layer in layers) / len(layers),
+        "dead": sum(len(layer.dead) for layer in layers),
+        "losses": losses or "none",
+    }
+
+
+# -- show ---------------------------------------------------------------------------------------
+
+
+def show(console: Console, rows: list[Row], columns: list[Column], title: str) -> None:
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        first = column.key == "arm"
+        table.add_column(column.label, justify="left" if first else "right", no_wrap=first)
+    for row in rows:
+        table.add_row(*(column.text(row) for column in columns))
+    console.print(table)
+
+
+def page(rows: list[Row], loads: Loads, settings: dict[str, str], command: str) -> str:
+    """The results and the load of every expert in every layer, as one HTML file."""
+    summary = (
+        f"A small transformer ({DEPTH} blocks of width {DIM}) reads handwritten digits, dense and "
+        f"with {EXPERTS} experts in every block. Routers differ; the work for a patch does not: "
+        f"experts at work × their width = {HIDDEN}, the width of the dense part. {CAVEAT}"
+    )
+    return routing_page(
+        title="Routers on handwritten digits, at equal active FLOPs",
+        summary=summary,
+        rows=rows,
+        columns=[*RESULT, Column("losses", "Losses")],
+        notes=NOTES,
+        loads=loads,
+        settings=settings,
+        command=command,
+    )
