@@ -159,8 +159,9 @@ class MoE(nn.Module):
             return
         for name, routes in self._watchers:
             routes.add(name, routing, terms)
-        idle = terms and self.training and not self._watchers
-        if idle and not torch.compiler.is_compiling() and not self._warned:
+        if torch.compiler.is_compiling() or self._watchers or self._warned:
+            return
+        if terms and self.training:
             self._warned = True
             warnings.warn(
                 f"balance losses {self.balance} are set but nothing collects them: train inside "
