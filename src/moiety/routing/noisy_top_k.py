@@ -74,7 +74,7 @@ class NoisyTopK(LinearRouter):
     def noise_std(self, x_TD: Tensor) -> Tensor:
         """Scalar, or `[T, E]` where it is learned."""
         if self.noise == "fixed":
-            return x_TD.new_tensor(self.std)
+            return x_TD.new_full((), self.std)  # a fill, where new_tensor would copy from the host
         return F.softplus(F.linear(x_TD, self.noise_weight.to(x_TD.dtype))) + LEAST_STD
 
     def route(
