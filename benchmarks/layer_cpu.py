@@ -240,6 +240,7 @@ def main() -> None:
     for shape in SHAPES[args.device]:
         if shape.name.startswith(args.shapes):
             rows.append(measure(shape, args))
+            torch._dynamo.reset()  # or the limit on recompiles sends later shapes back to eager
             if args.device == "cuda":
                 torch.cuda.empty_cache()
     show(rows)

@@ -1,6 +1,7 @@
 """What only a GPU can show: parity there, no waiting for the host, bit-equal repeats."""
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -53,25 +54,38 @@ def test_repeated_training_with_dropped_slots_is_bit_equal(options):
         assert torch.equal(a, b)
 
 
+def values_of(layer, backend, x, mask):
+    """Output and all gradients, as float64."""
+    layer.backend = backend
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    y = layer(x, mask)
+    y.square().sum(dtype=torch.float32 if x.dtype == torch.bfloat16 else None).backward()
+    grads = [p.grad for p in layer.parameters() if p.grad is not None]
+    return [t.detach().double() for t in (y, x.grad, *grads)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("name", ["top-k", "expert-choice", "dselect-k", "top-k-static"])
-def test_backends_agree(name, gated, dtype):
+def test_backends_are_as_exact_as_the_loop(name, gated, dtype):
     layer = layer_of(name, gated=gated).to(dtype)
-    x = torch.randn(3, 40, 64, device="cuda", dtype=dtype, requires_grad=True)
+    x = torch.randn(3, 40, 64, device="cuda", dtype=dtype)
     mask = torch.ones(3, 40, dtype=torch.bool, device="cuda")
     mask[0, 30:] = False
-    results = {}
-    for layer.backend in ("loop", "grouped", "dense"):
-        layer.zero_grad()
-        (gx,) = torch.autograd.grad((y := layer(x, mask)).float().square().sum(), x)
-        (layer(x, mask).float().square().sum()).backward()
-        grads = [p.grad for p in layer.parameters() if p.grad is not None]
-        results[layer.backend] = [y, gx, *grads]
-    tolerance = {torch.float64: 1e-10, torch.float32: 2e-3, torch.bfloat16: 3e-2}[dtype]  # tf32
+    truth = values_of(copy.deepcopy(layer).double(), "loop", x.double(), mask)
+    error = {
+        backend: [
+            float((a - b).norm() / b.norm().clamp(min=1e-12))
+            for a, b in zip(values_of(layer, backend, x, mask), truth, strict=True)
+        ]
+        for backend in ("loop", "grouped", "dense")
+    }
+    enough = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 2e-2}[dtype]  # tf32
     for backend in ("grouped", "dense"):
-        for a, b in zip(results[backend], results["loop"], strict=True):
-            assert float((a - b).double().norm()) <= tolerance * float(b.double().norm()) + 1e-6
+        for ours, loop in zip(error[backend], error["loop"], strict=True):
+            # A static gate's gradient is a difference of large sums: there the loop errs as well.
+            assert ours <= max(enough, 3 * loop), error
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])
