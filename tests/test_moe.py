@@ -73,7 +73,7 @@ def test_parts_that_do_not_fit():
         MoE(build_router("top-k", dim=D, experts=4), feedforward())
     with pytest.raises(ValueError, match="experts must be an Experts object, got NoneType"):
         MoE(build_router("top-k", dim=D, experts=E))
-    with pytest.raises(ValueError, match="gated, hidden belong to its constructor"):
+    with pytest.raises(ValueError, match="hidden, gated belong to its constructor"):
         MoE(build_router("top-k", dim=D, experts=E), feedforward(), gated=True, hidden=3)
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 
-def _grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, *_, **__) -> int:
+def _grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> int:
     """FLOPs of a grouped product; rows past the last offset are not computed."""
     if a.dim() == 2 and b.dim() == 3:
         rows = a.shape[0] if offs is None else int(offs[-1])
@@ -24,18 +25,18 @@ def _grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, *_, **__) -> i
     return 2 * a.shape[:-1].numel() * a.shape[-1] * b.shape[-1]
 
 
-def _by_expert(a: Tensor, b: Tensor, ends: Tensor, **_) -> int:
+def _by_expert(a: Tensor, b: Tensor, ends: Tensor, **_: Any) -> int:
     other = b.shape[1:].numel() if b.dim() == 3 else a.shape[1] * b.shape[1]
     return 2 * int(ends[-1]) * other
 
 
 for _formula in (_grouped_mm, _by_expert):
-    _formula._get_raw = True  # type: ignore[attr-defined]  # it reads the offsets, not only shapes
+    setattr(_formula, "_get_raw", True)  # noqa: B010  # the counter then gives it offsets, too
 
 
 def flops(run: Callable[[], object]) -> float:
     """FLOPs of everything that `run` does, backward included."""
-    formulas = {}
+    formulas: dict[object, Callable[..., int]] = {}
     if torch.ops.aten._grouped_mm not in flop_registry:
         formulas[torch.ops.aten._grouped_mm] = _grouped_mm
     for name in ("product_by_expert", "outer_by_expert"):

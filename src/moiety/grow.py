@@ -14,19 +14,20 @@ gap.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from .moe import MoE
 from .routing import Routing
 from .routing.families import Families
 from .watch import Routes, moe_layers
 
-Rows = dict[str, list[int] | str]
+Rows = Mapping[str, list[int] | str]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def grow(
     model: nn.Module,
     routes: Routes | None = None,
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizer | None = None,
     by: Literal["usage", "loss"] = "usage",
     loss: Tensor | Sequence[Tensor] | None = None,
     parents: Sequence[int] | None = None,
@@ -60,35 +61,30 @@ def grow(
     parents  the experts to copy, instead of `routes`
     probe    tokens [..., dim] on which the gap is measured; standard normal ones by default
     """
-    _check(model, routes, by, loss, parents, count, how)
+    _check(model, by, count, how)
     layers = moe_layers(model)
     chosen = {}
     for name, layer in layers.items():  # everything is checked before anything changes
-        picked = parents if parents is not None else _pick(layer, routes[name], by, loss, count)
+        picked = parents if parents is not None else _pick(name, layer, routes, by, loss, count)
         _check_layer(name, layer, list(picked), how, optimizer)
         chosen[name] = list(picked)
     return [_grow_layer(n, m, chosen[n], how, optimizer, probe) for n, m in layers.items()]
 
 
-def _check(model, routes, by, loss, parents, count, how) -> None:
+def _check(model: nn.Module, by: str, count: int, how: str) -> None:
     if by not in ("usage", "loss"):
         raise ValueError(f'by must be "usage" or "loss", got {by!r}')
     if how not in ("family", "rows"):
         raise ValueError(f'how must be "family" or "rows", got {how!r}')
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("grow the module first and wrap it in DistributedDataParallel again")
-    if parents is None and routes is None:
-        raise ValueError(
-            'grow needs to know what each expert did: pass routes of watch(model, keep="choice"), '
-            "or name the experts with parents=[...]"
-        )
-    if parents is None and by == "loss" and loss is None:
-        raise ValueError('by="loss" needs loss=, the loss of every example of each recorded call')
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a whole number, at least 1, got {count!r}")
 
 
-def _check_layer(name: str, layer: MoE, parents: list[int], how: str, optimizer) -> None:
+def _check_layer(
+    name: str, layer: MoE, parents: list[int], how: str, optimizer: Optimizer | None
+) -> None:
     wrong = [p for p in parents if not 0 <= p < layer.experts.experts]
     if wrong or len(set(parents)) != len(parents):
         raise ValueError(
@@ -114,11 +110,27 @@ def contribution(routing: Routing, loss: Tensor | None, dense: bool) -> Tensor:
     return loss_T.repeat_interleave(routing.tokens // loss_T.numel()) @ part_TE
 
 
-def _pick(layer: MoE, calls: list[Routing], by: str, loss, count: int) -> list[int]:
+def _pick(
+    name: str,
+    layer: MoE,
+    routes: Routes | None,
+    by: str,
+    loss: Tensor | Sequence[Tensor] | None,
+    count: int,
+) -> list[int]:
+    """The experts to copy, by what they did."""
+    if routes is None:
+        raise ValueError(
+            'grow needs to know what each expert did: pass routes of watch(model, keep="choice"), '
+            "or name the experts with parents=[...]"
+        )
+    calls = routes[name]
     if not calls:
-        raise ValueError("the routes hold no call of this layer")
+        raise ValueError(f"the routes hold no call of layer {name!r}")
     losses: Sequence[Tensor | None] = [None] * len(calls)
     if by == "loss":
+        if loss is None:
+            raise ValueError('by="loss" needs loss=, the loss of every example of each call')
         losses = [loss] if isinstance(loss, Tensor) else list(loss)
         if len(losses) != len(calls):
             raise ValueError(f"{len(losses)} loss tensors for {len(calls)} recorded calls")
@@ -129,13 +141,22 @@ def _pick(layer: MoE, calls: list[Routing], by: str, loss, count: int) -> list[i
     return torch.sort(total_E, descending=True, stable=True).indices[:count].tolist()
 
 
-def _grow_layer(name, layer: MoE, parents, how, optimizer, probe) -> Growth:
+def _grow_layer(
+    name: str,
+    layer: MoE,
+    parents: list[int],
+    how: str,
+    optimizer: Optimizer | None,
+    probe: Tensor | None,
+) -> Growth:
     probe = _probe(layer, probe)
     before = _output(layer, probe)
     first = layer.experts.experts
     params = dict(layer.named_parameters())
-    rows = _prefixed("experts", layer.experts.copy(parents))
-    rows |= _prefixed("router", _grow_router(layer, parents, how))
+    rows = {
+        **_prefixed("experts", layer.experts.copy(parents)),
+        **_prefixed("router", _grow_router(layer, parents, how)),
+    }
     layer._check()
     if optimizer is not None:
         _grow_optimizer(optimizer, params, dict(layer.named_parameters()), rows)
@@ -165,14 +186,14 @@ def _prefixed(prefix: str, rows: Rows) -> Rows:
     }
 
 
-def _grow_optimizer(optimizer, old: dict, new: dict, rows: Rows) -> None:
+def _grow_optimizer(optimizer: Optimizer, old: dict, new: dict, rows: Rows) -> None:
     """Replace grown parameters in the optimizer, and let its state follow by the same rows."""
     where = _groups(optimizer)
     home = next(where[id(p)] for p in old.values() if id(p) in where)
     for name, p in new.items():
         if old.get(name) is p:
             continue
-        source = rows.get(name)
+        source = rows.get(name, [])
         if isinstance(source, str):  # a copied module: its parameters are new ones
             if id(old[source]) in where:
                 where[id(old[source])].append(p)
@@ -188,7 +209,7 @@ def _grow_optimizer(optimizer, old: dict, new: dict, rows: Rows) -> None:
                 optimizer.state[p] = {k: _follow(v, old[name], source) for k, v in state.items()}
 
 
-def _groups(optimizer: torch.optim.Optimizer) -> dict[int, list]:
+def _groups(optimizer: Optimizer) -> dict[int, list]:
     """The parameter list of the optimizer in which each parameter is."""
     return {id(p): g["params"] for g in optimizer.param_groups for p in g["params"]}
 
@@ -201,7 +222,7 @@ def _home_of(name: str, old: dict, where: dict, home: list) -> list:
     )
 
 
-def _follow(value, old: Tensor, rows: list[int]):
+def _follow(value: Any, old: Tensor, rows: list[int]) -> Any:
     """Optimizer state of a parameter, row by row; new rows start at zero."""
     if not isinstance(value, Tensor) or value.shape != old.shape:
         return value

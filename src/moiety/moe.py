@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,10 @@ class MoE(nn.Module):
     backend           "auto", "loop", "grouped" or "dense"; `moiety.explain(layer)` says which
     """
 
+    router: Router
+    experts: Experts
+    shared: nn.Module | None
+
     def __init__(
         self,
         router: Router | str,
@@ -52,7 +56,7 @@ class MoE(nn.Module):
         shared: nn.Module | None = None,
         balance: dict[str, float] | None = None,
         backend: str = "auto",
-        **options: object,
+        **options: Any,
     ) -> None:
         super().__init__()
         if isinstance(router, str):
@@ -62,15 +66,9 @@ class MoE(nn.Module):
             if "capacity_factor" in owned and capacity_factor is not None:
                 options["capacity_factor"], capacity_factor = capacity_factor, None
             router, experts = _build(router, experts, dim, hidden, options)
-        elif options or dim is not None or hidden is not None:
-            given = [
-                *options,
-                *(["dim"] if dim is not None else []),
-                *(["hidden"] if hidden else []),
-            ]
-            raise ValueError(f"with a router object, {', '.join(given)} belong to its constructor")
-        if not isinstance(experts, Experts):
-            raise ValueError(f"experts must be an Experts object, got {type(experts).__name__}")
+        else:
+            _check_objects(experts, {"dim": dim, "hidden": hidden, **options})
+        assert isinstance(experts, Experts)
         self.router, self.experts, self.shared = router, experts, shared
         self.capacity_factor, self.overflow, self.group = capacity_factor, overflow, group
         self.backend = backend
@@ -109,7 +107,7 @@ class MoE(nn.Module):
         return self.router.causal and not (limited and self.overflow == "priority")
 
     def forward(self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
-        """`mask` (True = real token) and `ids` (token ids, for hash routing) have x's leading shape."""
+        """Run the layer; `mask` (True = real) and `ids` (token ids) have x's leading shape."""
         lead = x.shape[:-1]
         if x.dim() == 0 or x.shape[-1] != self.router.dim:
             raise ValueError(f"expected x of shape [..., {self.router.dim}], got {list(x.shape)}")
@@ -202,11 +200,20 @@ def _slots(layer: MoE) -> int:
     return min(getattr(layer.router, "k", None) or layer.router.experts, layer.router.experts)
 
 
-def _build(name, experts, dim, hidden, options):
+def _check_objects(experts: object, belongs_elsewhere: dict[str, Any]) -> None:
+    given = [word for word, value in belongs_elsewhere.items() if value is not None]
+    if given:
+        raise ValueError(f"with a router object, {', '.join(given)} belong to its constructor")
+    if not isinstance(experts, Experts):
+        raise ValueError(f"experts must be an Experts object, got {type(experts).__name__}")
+
+
+def _build(
+    name: str, experts: Any, dim: Any, hidden: Any, options: dict[str, Any]
+) -> tuple[Router, FeedForward]:
     """Router and feed-forward experts from words and numbers; every option finds its owner."""
-    missing = [
-        word for word, v in (("dim", dim), ("hidden", hidden), ("experts", experts)) if v is None
-    ]
+    needed = {"dim": dim, "hidden": hidden, "experts": experts}
+    missing = [word for word, value in needed.items() if value is None]
     if missing:
         raise ValueError(f"the short form of MoE needs {', '.join(missing)}")
     own = {k: options.pop(k) for k in list(options) if k in _FEEDFORWARD}

@@ -1,19 +1,18 @@
 """See where the tokens went, collect the losses, and repeat recorded choices.
 
-    with moiety.watch(model) as routes:
-        loss = task_loss(model(x), y) + routes.loss()
-    routes.summary()                    # per layer: load, entropy, dead experts, drops
+with moiety.watch(model) as routes:
+    loss = task_loss(model(x), y) + routes.loss()
+routes.summary()                    # per layer: load, entropy, dead experts, drops
 
-    with moiety.watch(model, keep="choice") as routes:
-        model(x)
-    with moiety.replay(model, routes):
-        model(x + noise)                # recorded choices, live weights
+with moiety.watch(model, keep="choice") as routes:
+    model(x)
+with moiety.replay(model, routes):
+    model(x + noise)                # recorded choices, live weights
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import warnings
 from collections.abc import Iterator

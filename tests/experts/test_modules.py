@@ -64,7 +64,7 @@ def test_out_dim_and_shape():
     parts = [nn.Linear(D, 3) for _ in range(E)]
     routing = routing_of("plain")
     assert ModuleExperts(parts, dim=D, out_dim=3)(torch.randn(13, D), routing).shape == (13, 3)
-    with pytest.raises(ValueError, match="answered with 3 values a token where out_dim = 16"):
+    with pytest.raises(ValueError, match="answered with 3 values a token, not out_dim = 16"):
         ModuleExperts(parts, dim=D)(torch.randn(13, D), routing)
     with pytest.raises(ValueError, match="does not hold dim = 16 values"):
         ModuleExperts(parts, dim=D, shape=(3, 4))

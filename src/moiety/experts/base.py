@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -162,4 +163,4 @@ def split_rows(rows_ND: Tensor, plan: Plan) -> list[Tensor]:
     """The rows of each expert, and last the rows of nobody."""
     ends = [0, *plan.ends_E.tolist(), plan.rows]
     # One split has one concatenation as its gradient; E slices would each make a full-size zero.
-    return list(rows_ND.split([b - a for a, b in zip(ends, ends[1:], strict=False)]))
+    return list(rows_ND.split([end - start for start, end in pairwise(ends)]))

@@ -6,6 +6,8 @@ a token's rows in a fixed order, and no atomics are used, so repeated runs are e
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -47,6 +49,7 @@ def _way_back(plan: Plan) -> tuple[Tensor, Tensor | None]:
 
 def _sum_rows(y_ND: Tensor, weight_N: Tensor | None, rows: Tensor, extra: Tensor | None) -> Tensor:
     if rows.dim() == 1:
+        assert extra is not None  # the starts of the bags
         return _sum_bags(y_ND, weight_N, rows, extra)
     y_TKD = y_ND[rows]
     if extra is not None:  # rows of nobody hold anything at all: select, never multiply by zero
@@ -59,7 +62,7 @@ def _sum_rows(y_ND: Tensor, weight_N: Tensor | None, rows: Tensor, extra: Tensor
     return (y_TKD * weight_TK[..., None]).sum(1).to(y_ND.dtype)  # the product is fp32
 
 
-def _sum_bags(y_ND: Tensor, weight_N: Tensor | None, rows: Tensor, starts: Tensor | None) -> Tensor:
+def _sum_bags(y_ND: Tensor, weight_N: Tensor | None, rows: Tensor, starts: Tensor) -> Tensor:
     if y_ND.shape[0] == 0:
         return y_ND.new_zeros(starts.shape[0] - 1, y_ND.shape[1])
     if weight_N is not None and weight_N.dtype != y_ND.dtype:
@@ -74,15 +77,15 @@ class _Take(torch.autograd.Function):
     """rows = x[id]; backward sums the rows of each id."""
 
     @staticmethod
-    def forward(x_TD, id_N, rows, extra):
+    def forward(x_TD: Tensor, id_N: Tensor, rows: Tensor, extra: Tensor | None) -> Tensor:
         return x_TD.index_select(0, id_N.clamp(max=x_TD.shape[0] - 1)) if len(x_TD) else x_TD
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx, g_ND):
+    def backward(ctx: Any, g_ND: Tensor) -> tuple[Tensor | None, ...]:
         id_N, rows, extra = ctx.saved_tensors
         return _Sum.apply(g_ND.contiguous(), None, id_N, rows, extra), None, None, None
 
@@ -91,15 +94,17 @@ class _Sum(torch.autograd.Function):
     """out_t = Σ w_n y_n over the rows n of t; backward takes the rows of the gradient."""
 
     @staticmethod
-    def forward(y_ND, weight_N, id_N, rows, extra):
+    def forward(
+        y_ND: Tensor, weight_N: Tensor | None, id_N: Tensor, rows: Tensor, extra: Tensor | None
+    ) -> Tensor:
         return _sum_rows(y_ND, weight_N, rows, extra)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx, g_TD):
+    def backward(ctx: Any, g_TD: Tensor) -> tuple[Tensor | None, ...]:
         y_ND, weight_N, id_N, rows, extra = ctx.saved_tensors
         g_ND = _Take.apply(g_TD, id_N, rows, extra)
         if weight_N is None:

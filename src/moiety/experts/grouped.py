@@ -11,6 +11,8 @@ Rows past `ends_E[-1]` come back uninitialised: nothing may read them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -53,11 +55,11 @@ class _Product(torch.autograd.Function):
         return product_by_expert(a_NI, w_EOI, ends_E)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx, g_NO: Tensor):
+    def backward(ctx: Any, g_NO: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a_NI, w_EOI, ends_E = ctx.saved_tensors
         need_a, need_w, _ = ctx.needs_input_grad
         da = _Product.apply(g_NO, w_EOI.transpose(1, 2), ends_E) if need_a else None
@@ -77,11 +79,11 @@ class _Outer(torch.autograd.Function):
         return outer_by_expert(g_NO, a_NI, ends_E)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx, d_EOI: Tensor):
+    def backward(ctx: Any, d_EOI: Tensor) -> tuple[Tensor, Tensor, None]:
         g_NO, a_NI, ends_E = ctx.saved_tensors
         dg = _Product.apply(a_NI, d_EOI.contiguous(), ends_E)
         da = _Product.apply(g_NO, d_EOI.transpose(1, 2), ends_E)

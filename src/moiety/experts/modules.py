@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ class ModuleExperts(Experts):
         y = y.flatten(1)
         if y.shape[1] != self.out_dim:
             raise ValueError(
-                f"an expert answered with {y.shape[1]} values a token where out_dim = {self.out_dim}"
+                f"an expert answered with {y.shape[1]} values a token, not out_dim = {self.out_dim}"
             )
         return y
 
@@ -67,11 +68,11 @@ class ModuleExperts(Experts):
     def flops_per_row(self) -> list[float]:
         like = next(self.parameters(), torch.empty(()))
         row = torch.zeros(1, self.dim, device=like.device, dtype=like.dtype)
-        return [cost.forward_flops(lambda m=m: self._call(m, row), m) for m in self.members]
+        return [cost.forward_flops(partial(self._call, m, row), m) for m in self.members]
 
     def copy(self, parents: list[int]) -> dict[str, list[int] | str]:
         """Append deep copies; returns, for each new parameter, the one it was copied from."""
-        origin = {}
+        origin: dict[str, list[int] | str] = {}
         for parent in parents:
             new = len(self.members)
             self.members.append(copy.deepcopy(self.members[parent]))
@@ -89,13 +90,13 @@ class _Touch(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(y_ND, *idle):
+    def forward(y_ND: Tensor, *idle: Tensor) -> Tensor:
         return y_ND.view_as(y_ND)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         ctx.idle = inputs[1:]
 
     @staticmethod
-    def backward(ctx, g_ND):
+    def backward(ctx: Any, g_ND: Tensor) -> tuple[Tensor, ...]:
         return g_ND, *(torch.zeros_like(p) for p in ctx.idle)

@@ -127,7 +127,9 @@ def _first_choice(r: Routing) -> Tensor:
 
 def _own(r: Routing, name: str) -> Tensor:
     if name not in r.penalties:
-        raise ValueError(f"this router has no {name} term; it has {', '.join(r.penalties) or 'none'}")
+        raise ValueError(
+            f"this router has no {name} term; it has {', '.join(r.penalties) or 'none'}"
+        )
     return r.penalties[name]
 
 

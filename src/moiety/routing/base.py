@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .families import Families
 from .value import Routing, readable
 
 
@@ -47,7 +48,7 @@ class Opt:
         if self.low is None and self.high is None:
             return
         wrong = not numeric or not math.isfinite(value)  # type: ignore[arg-type]
-        wrong = wrong or (isinstance(self.low, int) and value != int(value))  # type: ignore
+        wrong = wrong or (isinstance(self.low, int) and value != int(value))
         wrong = wrong or (self.low is not None and value < self.low)  # type: ignore[operator]
         wrong = wrong or (self.high is not None and value > self.high)  # type: ignore[operator]
         if wrong:
@@ -84,7 +85,7 @@ class Router(nn.Module):
     per_expert: ClassVar[tuple[str, ...]] = ()
 
     weights_sum: Literal["one", "at most one", "free"] = "one"
-    families: nn.Module | None
+    families: Families | None
 
     def __init__(self, dim: int, experts: int) -> None:
         super().__init__()
@@ -143,7 +144,7 @@ class Router(nn.Module):
     @property
     def total(self) -> int:
         """The number of experts served, grown ones included."""
-        return self.experts if self.families is None else self.families.total  # type: ignore
+        return self.experts if self.families is None else self.families.total
 
     def forward(
         self,
@@ -196,7 +197,7 @@ class Router(nn.Module):
 class LinearRouter(Router):
     """A router whose scores are a bias-free linear map of the token."""
 
-    per_expert = ("weight",)
+    per_expert: ClassVar[tuple[str, ...]] = ("weight",)
 
     def __init__(self, dim: int, experts: int) -> None:
         super().__init__(dim, experts)

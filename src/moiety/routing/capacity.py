@@ -78,7 +78,9 @@ def _place(routing: Routing, wants_TK: Tensor, group_T: Tensor, overflow: Overfl
         gate_T = routing.weight.detach().masked_fill(~wants_TK, -1.0).amax(1)
         order_T = torch.sort(gate_T, descending=True, stable=True).indices
     # Slots in the order in which they are served: rank by rank, in each rank token by token.
-    served = order_T.repeat(k) * k + torch.arange(k, device=order_T.device).repeat_interleave(tokens)
+    served = order_T.repeat(k) * k + torch.arange(k, device=order_T.device).repeat_interleave(
+        tokens
+    )
     bucket = routing.index + group_T[:, None] * routing.experts
     bucket = bucket.masked_fill(~wants_TK, tokens * routing.experts)  # waits behind everybody
     bucket_N, by_bucket = torch.sort(bucket.flatten()[served], stable=True)

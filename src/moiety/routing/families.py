@@ -67,7 +67,7 @@ class Families(nn.Module):
         return table
 
     def _member(self, z: Tensor, family: Tensor) -> Tensor:
-        """The expert that serves a slot, from its family and its token's split scores `[..., S]`."""
+        """The expert that serves a slot, by its family and its token's split scores `[..., S]`."""
         expert = family
         for s in range(self.parents.shape[0]):
             moves = (expert == self.parents[s]) & (z[..., s] > 0)

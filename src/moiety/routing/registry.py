@@ -1,9 +1,9 @@
 """Routers by name: one decorator registers, documents and declares the options of a router.
 
-    @register("my-router", paper="Someone 2030", equation="(3): g = softmax(W x)")
-    class MyRouter(Router):
-        def __init__(self, dim, experts, *, k: Annotated[int, Opt("experts a token", low=1)] = 2):
-            ...
+@register("my-router", paper="Someone 2030", equation="(3): g = softmax(W x)")
+class MyRouter(Router):
+    def __init__(self, dim, experts, *, k: Annotated[int, Opt("experts a token", low=1)] = 2):
+        ...
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from .base import Opt, Router
 
@@ -54,9 +55,7 @@ class Description:
         return "\n".join([head, *(f"  {option}" for option in self.options.values())])
 
 
-def register(
-    name: str, *, paper: str, equation: str
-) -> Callable[[type[Router]], type[Router]]:
+def register(name: str, *, paper: str, equation: str) -> Callable[[type[Router]], type[Router]]:
     """Register a `Router` class under a name. A name that is taken raises."""
 
     def add(cls: type[Router]) -> type[Router]:
@@ -101,7 +100,7 @@ def find(name: str) -> type[Router]:
     return _ROUTERS[name]
 
 
-def build_router(name: str, *, dim: int, experts: int, **options) -> Router:
+def build_router(name: str, *, dim: int, experts: int, **options: Any) -> Router:
     """Build a registered router. An option that it lacks, or a value out of range, raises."""
     cls = find(name)
     known = options_of(cls)

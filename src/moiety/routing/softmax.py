@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ class Softmax(LinearRouter):
     dense = True
     per_expert = ("weight", "shift")
 
+    shift: Tensor
+
     def __init__(self, dim: int, experts: int) -> None:
         super().__init__(dim, experts)
         # Grown experts share their parent's mass: each copy's logit is shifted by −log 2.
@@ -38,12 +41,14 @@ class Softmax(LinearRouter):
         self.experts = len(rows)
         return {"weight": rows}
 
-    def route(self, x_TD: Tensor, mask: Tensor | None, ids: Tensor | None, group) -> Routing:
+    def route(
+        self, x_TD: Tensor, mask: Tensor | None, ids: Tensor | None, group: int | None
+    ) -> Routing:
         scores = self.scores(x_TD) + self.shift
         return dense_routing(scores.softmax(-1), scores=scores)
 
 
-def dense_routing(gate: Tensor, **fields) -> Routing:
+def dense_routing(gate: Tensor, **fields: Any) -> Routing:
     """All E experts for every token, in the order of their ids."""
     index = torch.arange(gate.shape[-1], device=gate.device).expand(gate.shape[0], -1)
     return Routing.choose(index, gate, **fields)

@@ -27,7 +27,7 @@ class TopK(LinearRouter):
         k: Annotated[int, Opt("experts a token", alt=3, low=1)] = 2,
         renormalise: Annotated[
             bool,
-            Opt("weights sum to one (softmax after the choice); False: softmax before it", alt=False),
+            Opt("softmax after the choice, weights sum to one; False: before it", alt=False),
         ] = True,
     ) -> None:
         super().__init__(dim, experts)
@@ -35,7 +35,9 @@ class TopK(LinearRouter):
         self.k, self.renormalise = k, renormalise
         self.weights_sum = "one" if renormalise or k == experts else "at most one"
 
-    def route(self, x_TD: Tensor, mask: Tensor | None, ids: Tensor | None, group) -> Routing:
+    def route(
+        self, x_TD: Tensor, mask: Tensor | None, ids: Tensor | None, group: int | None
+    ) -> Routing:
         scores = self.scores(x_TD)
         index = top_k(scores, self.k)
         return Routing.choose(

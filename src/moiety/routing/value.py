@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -96,7 +96,7 @@ class Routing:
         probs: Tensor | None = None,
         renormalise: bool = False,
         scale: float = 1.0,
-        **fields,
+        **fields: Any,
     ) -> Routing:
         """Make the `[T, K]` decision whose weights are the gate's values at `index`.
 
@@ -116,7 +116,7 @@ class Routing:
             **fields,
         )
 
-    def replace(self, **changes) -> Routing:
+    def replace(self, **changes: Any) -> Routing:
         return dataclasses.replace(self, **changes)
 
     # -- what was decided ----------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Routing:
         """Take the other's choice with my own gate: what `replay` does."""
         if (other.tokens, other.experts) != (self.tokens, self.experts):
             raise ValueError(
-                f"a choice for {other.tokens} tokens and {other.experts} experts cannot be replayed "
+                f"a choice for {other.tokens} tokens and {other.experts} experts cannot be taken "
                 f"on {self.tokens} tokens and {self.experts} experts"
             )
         weight = other.weight
@@ -248,7 +248,7 @@ class Routing:
         )
 
     def detach(self) -> Routing:
-        def cut(v):
+        def cut(v: Any) -> Any:
             if isinstance(v, dict):
                 return {k: t.detach() for k, t in v.items()}
             return v.detach() if isinstance(v, Tensor) else v
