@@ -123,3 +123,13 @@ def test_expert_choice_refuses_a_second_capacity():
     by_expert = decision().replace(by="expert")
     with pytest.raises(ValueError, match="capacity built in"):
         limit(by_expert, 1.0)
+
+
+def test_a_second_limit_keeps_what_the_first_dropped():
+    index = torch.tensor([[0], [0], [0], [1]])
+    routing = Routing(index=index, weight=torch.ones(4, 1), experts=2, tokens=4)
+    once = limit(routing, 1.0)  # two slots an expert: token 2 is dropped
+    twice = limit(once, 0.5)  # one slot an expert: token 1 as well
+    assert twice.dropped.flatten().tolist() == [False, True, True, False]
+    assert twice.demand().tolist() == [3, 1]
+    assert float(twice.drop_rate()) == 0.5

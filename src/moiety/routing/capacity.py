@@ -43,7 +43,10 @@ def limit(
     place_TK = _place(routing, wants_TK, group_T, overflow)
     limit_T = _capacity(routing, factor, group_T, mask)
     kept_TK = wants_TK & (place_TK < limit_T[:, None])
-    return routing.replace(active=kept_TK, dropped=wants_TK & ~kept_TK)
+    dropped_TK = wants_TK & ~kept_TK
+    if routing.dropped is not None:  # a router with a limit of its own, within the layer's
+        dropped_TK = dropped_TK | routing.dropped
+    return routing.replace(active=kept_TK, dropped=dropped_TK)
 
 
 def group_of(tokens: int, group: int | None, device: torch.device) -> Tensor:
