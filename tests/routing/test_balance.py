@@ -210,3 +210,24 @@ def test_padding_changes_no_load_loss(side, std):
     for loss in ("importance", "load", "switch", "gshard", "z"):
         torch.testing.assert_close(balance.LOSSES[loss](padded), balance.LOSSES[loss](plain))
     assert balance.load(plain) > 0
+
+
+def test_entropy_and_reachability_of_the_example():
+    router = build_router("dselect-k-static", dim=4, experts=3, k=1)
+    with torch.no_grad():
+        router.z.copy_(torch.tensor([[0.0, -0.25]]))
+    # Digits 1/2 and 0.15625: codes 0.421875, 0.421875, 0.078125 and, of nobody, 0.078125.
+    routing = router(torch.zeros(5, 4, dtype=torch.float64))
+    assert float(balance.entropy(routing)) == pytest.approx(0.927371, abs=1e-6)
+    assert float(balance.reachability(routing)) == pytest.approx(0.078125, abs=1e-9)
+    router.reach = "code"
+    routing = router(torch.zeros(5, 4, dtype=torch.float64))
+    assert float(balance.reachability(routing)) == pytest.approx(1.084746, abs=1e-6)
+
+
+def test_sparsity_of_the_example():
+    router = build_router("gumbel-static", dim=4, experts=2)
+    with torch.no_grad():
+        router.weight.copy_(torch.tensor([0.5, 0.25]).logit())
+    routing = router(torch.zeros(5, 4))
+    assert float(balance.sparsity(routing)) == pytest.approx(-2.079442, abs=1e-5)
