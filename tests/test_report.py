@@ -155,3 +155,10 @@ def test_an_impossible_load_is_refused(bad):
 def test_dead_of_another_length_is_refused():
     with pytest.raises(ValueError, match="has 4 loads, but `dead` names 1"):
         page(dead={"top-k": {"blocks.0.moe": [True]}})
+
+
+def test_notes_are_shown_and_escaped():
+    html = page(notes={"Accuracy": "on <b>test</b> images"})
+    assert '<dl class="notes">' in html
+    assert "Accuracy:</dt> <dd>on &lt;b&gt;test&lt;/b&gt; images." in html
+    assert '<dl class="notes">' not in page()

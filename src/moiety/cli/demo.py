@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -26,12 +26,10 @@ from torch.utils.data import TensorDataset
 
 from .. import cost
 from ..data import digits
-from ..experts import FeedForward
 from ..io import write_atomic
 from ..models import PatchTransformer, dense
 from ..moe import MoE
 from ..report import Column, routing_page
-from ..routing import build_router
 from ..train import evaluate, find_device, fit, seeded
 from ..watch import watch
 
@@ -84,12 +82,13 @@ RESULT = [
     Column("dead", "Dead experts"),
 ]
 NOTES = {
-    "Active MFLOPs": "forward, per image, counted on the test images, the router's part included",
+    "Active MFLOPs": "forward, per image, counted on the test images, the router's part included; "
+    "less where Switch drops patches or the selectors of DSelect-k agree",
     "Balance": "effective experts (e to the entropy of the load) ÷ experts, mean over the blocks; "
-    "even by construction where every expert works for every patch (softmax) or takes its fill "
-    "(expert-choice)",
-    "Dead experts": "got no patch of any test image; of all blocks together",
-    "Losses": "balance losses and their weights, as the router brings them",
+    "1 by construction for softmax, where every expert works for every patch, and for expert "
+    "choice, where every expert takes the same number of patches",
+    "Dead experts": "those that got no patch of any test image, over all blocks",
+    "Losses": "balance losses and their weights, as each router brings them",
 }
 
 
@@ -163,8 +162,8 @@ def build(arm: Arm, seed: int) -> nn.Module:
     def feedforward(dim: int) -> nn.Module:
         if arm.name == "dense":
             return dense(dim, hidden)
-        router = build_router(arm.name, dim=dim, experts=EXPERTS, **arm.options)
-        return MoE(router, FeedForward(EXPERTS, dim, hidden, activation=F.gelu), group=arm.group)
+        words = {"hidden": hidden, "activation": F.gelu, "group": arm.group, **arm.options}
+        return MoE(arm.name, EXPERTS, dim=dim, **words)
 
     with seeded(seed):
         return PatchTransformer(
@@ -247,7 +246,9 @@ def show(console: Console, rows: list[Row], columns: list[Column], title: str) -
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         first = column.key == "arm"
-        table.add_column(column.label, justify="left" if first else "right", no_wrap=first)
+        side: Literal["left", "right"] = "left" if first else "right"
+        word = max(map(len, column.label.split()))  # headings wrap between words, never inside
+        table.add_column(column.label, justify=side, min_width=word, no_wrap=first)
     for row in rows:
         table.add_row(*(column.text(row) for column in columns))
     console.print(table)
