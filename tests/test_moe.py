@@ -526,3 +526,42 @@ def test_low_rank_in_the_layer_trains_only_what_it_says():
     x = torch.randn(5, D)
     layer(x).sum().backward()
     assert base.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    ("options", "causal"),
+    [
+        ({}, True),
+        ({"capacity_factor": 0.5, "k": 1}, True),
+        ({"capacity_factor": 0.5, "k": 2}, False),  # a later first choice beats a second one
+        ({"capacity_factor": 0.5, "k": 1, "overflow": "priority", "renormalise": False}, False),
+    ],
+)
+def test_causal_says_whether_later_tokens_matter(options, causal):
+    changed = False
+    for seed in range(8):
+        torch.manual_seed(seed)
+        layer = moiety.MoE("top-k", dim=16, hidden=16, experts=4, **options).eval()
+        assert layer.causal is causal
+        x = torch.randn(24, 16)
+        later = torch.cat([x[:12], torch.randn(12, 16)])
+        with torch.no_grad():
+            changed |= not torch.allclose(layer(x)[:12], layer(later)[:12], atol=1e-6)
+    assert changed is not causal
+
+
+@pytest.mark.parametrize("name", moiety.list_routers())
+def test_padding_may_hold_nan(name):
+    torch.manual_seed(0)
+    layer = moiety.MoE(name, dim=16, hidden=16, experts=4)
+    x, mask = torch.randn(2, 6, 16), torch.ones(2, 6, dtype=torch.bool)
+    mask[:, 4:] = False
+    layer.eval()
+    clean = layer(x.masked_fill(~mask[..., None], 0.0), mask)
+    x = x.masked_fill(~mask[..., None], float("nan")).requires_grad_()
+    with moiety.watch(layer) as routes:
+        y = layer(x, mask)
+        loss = y[mask].square().sum() + routes.loss()
+    torch.testing.assert_close(y[mask], clean[mask])
+    (gradient,) = torch.autograd.grad(loss, x)
+    assert torch.isfinite(gradient).all()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,13 @@ from .experts import Experts, FeedForward
 from .routing import Router, Routing, balance, build_router, capacity, describe
 from .routing.base import keep_real, recomputing
 
-if TYPE_CHECKING:
-    from .watch import Routes
-
 _FEEDFORWARD = tuple(inspect.signature(FeedForward).parameters)[3:]
+
+
+class Recorder(Protocol):
+    """What a layer tells its decisions to: `watch` attaches one."""
+
+    def add(self, name: str, routing: Routing, terms: dict[str, Tensor]) -> None: ...
 
 
 class MoE(nn.Module):
@@ -74,7 +77,7 @@ class MoE(nn.Module):
         self.backend = backend
         self.balance = _balance(router, balance)
         self._check()
-        self._watchers: tuple[tuple[str, Routes], ...] = ()
+        self._watchers: tuple[tuple[str, Recorder], ...] = ()
         self._replayed: list[Routing] | None = None
         self._warned = False
 
@@ -102,9 +105,14 @@ class MoE(nn.Module):
 
     @property
     def causal(self) -> bool:
-        """Whether a token's output never depends on later tokens."""
+        """Whether a token's output never depends on later tokens.
+
+        Under a capacity limit all first choices are placed before any second one, so that with
+        more than one slot a token a later token can push out an earlier one.
+        """
         limited = self.capacity_factor is not None
-        return self.router.causal and not (limited and self.overflow == "priority")
+        coupled = limited and (self.overflow == "priority" or _slots(self) > 1)
+        return self.router.causal and not coupled
 
     def forward(self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
         """Run the layer; `mask` (True = real) and `ids` (token ids) have x's leading shape."""

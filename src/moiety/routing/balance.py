@@ -59,17 +59,17 @@ def z(r: Routing) -> Tensor:
 
 
 def entropy(r: Routing) -> Tensor:
-    """DSelect-k's entropy of the selectors (digest 2, 2.6); low means sparse."""
+    """DSelect-k's entropy of the selectors, Ω; low means sparse."""
     return _own(r, "entropy")
 
 
 def reachability(r: Routing) -> Tensor:
-    """DSelect-k's mass on codes that no expert has (digest 2, 2.8)."""
+    """DSelect-k's mass on codes that no expert has."""
     return _own(r, "reachability")
 
 
 def sparsity(r: Routing) -> Tensor:
-    """The Gumbel gate's Σ log p (digest 2, section 3)."""
+    """The Gumbel gate's Σ log p."""
     return _own(r, "sparsity")
 
 

@@ -124,7 +124,7 @@ class Router(nn.Module):
             raise ValueError(f'{self.name} {why}: grow it with how="family"')
 
     def copy_rows(self, parents: list[int]) -> dict[str, list[int]]:
-        """Copy the parents' rows as they are (digest 4, 3.6); this changes the layer's function."""
+        """Copy the parents' rows as they are (ALMA's language models); this changes the layer's function."""
         self.check_rows()
         rows = [*range(self.experts), *parents]
         names = [n for n in self.per_expert if getattr(self, n, None) is not None]
@@ -158,6 +158,8 @@ class Router(nn.Module):
         # that the balance losses are made of, so routing is never done below fp32.
         with torch.autocast(x_TD.device.type, enabled=False):
             x_TD = x_TD if x_TD.dtype == torch.float64 else x_TD.float()
+            if mask is not None:  # padding may hold anything, NaN too: select, never multiply
+                x_TD = torch.where(mask[:, None], x_TD, 0.0)
             routing = self.route(x_TD, mask, ids, group)
             if self.families is not None:
                 routing = self.families(routing, x_TD)

@@ -1,6 +1,6 @@
 """Capacity: how many slots an expert may take, and who goes without.
 
-As in V-MoE (digest 1, section 5): an expert takes ceil(S · K · factor / E) slots of a group of S
+As in V-MoE (Riquelme et al. 2021): an expert takes ceil(S · K · factor / E) slots of a group of S
 real tokens. All first choices are placed before any second choice; within a rank, earlier tokens
 first ("order") or tokens with the larger gate first ("priority", which sees the whole batch).
 """
@@ -89,5 +89,5 @@ def _place(routing: Routing, wants_TK: Tensor, group_T: Tensor, overflow: Overfl
     bucket_N, by_bucket = torch.sort(bucket.flatten()[served], stable=True)
     place_N = torch.arange(tokens * k, device=order_T.device)
     place_N = place_N - torch.searchsorted(bucket_N, bucket_N)
-    place = torch.empty_like(place_N).scatter_(0, served[by_bucket], place_N)
+    place = torch.empty_like(place_N).scatter(0, served[by_bucket], place_N)
     return place.view(tokens, k)

@@ -130,8 +130,8 @@ class CosineRouter(Router):
 
 @register(
     "cosine",
-    paper="X-MoE (Chi et al. 2022); Nguyen et al. 2025, digest 5",
-    equation="softmax_i(<b1_i, x> / (‖b1_i‖ ‖x‖) + b0_i), digest 5, 2.1",
+    paper="X-MoE (Chi et al. 2022); Nguyen et al. 2025",
+    equation="softmax_i(<b1_i, x> / (‖b1_i‖ ‖x‖) + b0_i)",
 )
 class Cosine(CosineRouter):
     """Choose experts by the cosine of token and embedding.

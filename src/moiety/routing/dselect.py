@@ -139,7 +139,7 @@ class DSelect(Router):
         return keep_largest(self.slots, gate_TE, mask, **fields)
 
     def penalties(self, r_TKC: Tensor, mask: Tensor | None, step: Tensor) -> dict[str, Tensor]:
-        """Ω (sections 2.6, 2.7) over the experts' codes, and section 2.8; padding never counts."""
+        """Ω over the experts' codes, and the mass on orphan codes; padding never counts."""
         r_TKE, orphan_TKC = r_TKC.split([self.experts, self.orphans], -1)
         entropy_T = entropy_terms(r_TKE).sum((1, 2))
         if self.entropy == "mean":

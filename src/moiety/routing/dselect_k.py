@@ -33,7 +33,7 @@ from .value import Routing
 @register(
     "dselect-k",
     paper="DSelect-k (Hazimeh et al. 2021)",
-    equation="v(x) = Σ_i softmax(G x)_i r(S_b(W⁽ⁱ⁾ x)), section 2.7",
+    equation="v(x) = Σ_i softmax(G x)_i r(S_b(W⁽ⁱ⁾ x))",
 )
 class DSelectK(DSelect):
     """Mix k binary-coded selectors that each token steers by a linear map.

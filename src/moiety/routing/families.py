@@ -5,7 +5,7 @@ gets the parent's weight, and one member serves the token. So the layer computes
 right after growth, whatever the router. Each copy adds one split: a linear gate that decides, for
 the tokens that would have gone to the parent, between parent and copy. Splits are applied in the
 order in which they were made, which makes a family a tree with the first expert as its root.
-(ALMA's growth, digest 4, section 3.3, for any router.)
+(The growth of ALMA, Caccia et al. 2022, for any router.)
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from .value import Routing
 @register(
     "gumbel-static",
     paper="DSelect-k (Hazimeh et al. 2021), adapted there from AdaShare (Sun et al. 2020)",
-    equation="g_i = softmax(α)_i U_i, U_i ~ Bernoulli(p_i), penalty Σ log p_i, section 3",
+    equation="g_i = softmax(α)_i U_i, U_i ~ Bernoulli(p_i), penalty Σ log p_i",
 )
 class Gumbel(StaticRouter):
     """Keep each expert with a learned probability; weigh the kept by their share of a softmax.

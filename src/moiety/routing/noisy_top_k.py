@@ -20,7 +20,7 @@ LEAST_STD = 1e-2  # keeps a learned standard deviation, by which the load loss d
 
 @register(
     "noisy-top-k",
-    paper="V-MoE (Riquelme et al. 2021), digest 1, section 5; Shazeer et al. 2017",
+    paper="V-MoE (Riquelme et al. 2021); Shazeer et al. 2017",
     equation="softmax(W x + ε) at its k largest; learned std: Shazeer (3)–(5)",
 )
 class NoisyTopK(LinearRouter):

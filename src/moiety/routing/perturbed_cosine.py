@@ -19,13 +19,13 @@ Tau = Annotated[float, Opt("added to the norm of an expert (1) or a token (2)", 
 
 @register(
     "perturbed-cosine",
-    paper="Nguyen et al. 2025 (ICLR), digest 5",
-    equation="softmax_i(<b1_i, x> / ((‖b1_i‖ + τ1)(‖x‖ + τ2)) + b0_i), digest 5, 2.1",
+    paper="Nguyen et al. 2025 (ICLR)",
+    equation="softmax_i(<b1_i, x> / ((‖b1_i‖ + τ1)(‖x‖ + τ2)) + b0_i)",
 )
 class PerturbedCosine(CosineRouter):
     """Choose experts by a cosine whose norms are enlarged by τ1 (expert) and τ2 (token).
 
-    τ1 makes the length of an embedding count, so that it can be learned (digest 5, section 3).
+    τ1 makes the length of an embedding count, so that it can be learned.
     """
 
     def __init__(

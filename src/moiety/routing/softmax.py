@@ -16,7 +16,7 @@ from .value import Routing
 @register(
     "softmax",
     paper="Jordan & Jacobs 1994; DSelect-k (Hazimeh et al. 2021)",
-    equation="g(x) = softmax(W x), section 2.1; smooth MoE of digest 1, (2) and (6)",
+    equation="g(x) = softmax(W x), a smooth mixture",
 )
 class Softmax(LinearRouter):
     """Weigh all experts by softmax(W x)."""

@@ -19,7 +19,7 @@ ANNEAL = {"mode": "anneal"}
 @register(
     "softmax-selectors-static",
     paper="DSelect-k (Hazimeh et al. 2021), its ablation",
-    equation="g = Σ_i softmax(α)_i softmax(γ⁽ⁱ⁾ / τ), section 3",
+    equation="g = Σ_i softmax(α)_i softmax(γ⁽ⁱ⁾ / τ)",
 )
 class SoftmaxSelectors(StaticLogits):
     """Mix k softmax selectors over all experts, made one-hot by an entropy term or by annealing.

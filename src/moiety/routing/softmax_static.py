@@ -13,7 +13,7 @@ from .value import Routing
 @register(
     "softmax-static",
     paper="DSelect-k (Hazimeh et al. 2021)",
-    equation="g = softmax(b), section 2.1 with A = 0",
+    equation="g = softmax(b): the softmax gate with A = 0",
 )
 class SoftmaxStatic(StaticLogits):
     """Weigh all experts by softmax(b), the same for all tokens."""

@@ -51,7 +51,7 @@ class StaticLogits(StaticRouter):
 
 
 def small_uniform(parameter: Tensor, bound: float = 0.05) -> None:
-    """Fill in place from ±bound; 0.05 is the start of DSelect-k's code (digest 2, section 7)."""
+    """Fill in place from ±bound; 0.05 is the start of DSelect-k's code."""
     with torch.no_grad():
         parameter.uniform_(-bound, bound)
 

@@ -14,7 +14,7 @@ from .value import Routing
 @register(
     "top-k",
     paper="Shazeer et al. 2017; DSelect-k (Hazimeh et al. 2021)",
-    equation="g(x) = softmax(KeepTopK(W x, k)), section 2.1",
+    equation="g(x) = softmax(KeepTopK(W x, k))",
 )
 class TopK(LinearRouter):
     """Choose the k largest scores; weigh them by their softmax."""

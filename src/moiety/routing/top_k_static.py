@@ -16,7 +16,7 @@ from .value import Routing
 @register(
     "top-k-static",
     paper="DSelect-k (Hazimeh et al. 2021), after Shazeer et al. 2017",
-    equation="g = softmax(KeepTopK(b, k)), section 2.1 with A = 0",
+    equation="g = softmax(KeepTopK(b, k)): the top-k gate with A = 0",
 )
 class TopKStatic(StaticRouter):
     """Choose the k largest logits for all tokens; weigh them by their softmax."""

@@ -21,7 +21,7 @@ FRESH_STD = 0.01  # of a new node's gate: halves at first, but not the same for 
 
 @register(
     "tree",
-    paper="ALMA's gMoE (Caccia et al. 2022), digest 4, section 3.3; Jordan & Jacobs 1994",
+    paper="ALMA's gMoE (Caccia et al. 2022); Jordan & Jacobs 1994",
     equation="p(leaf) = Π over its path of σ(±(w_n x + b_n))",
 )
 class Tree(Router):

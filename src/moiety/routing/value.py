@@ -43,7 +43,7 @@ class Plan:
     def row_of_slot(self) -> Tensor:
         """The inverse of `slot_N`; only where no row was cut off."""
         row_N = torch.arange(self.rows, device=self.slot_N.device)
-        return torch.empty_like(self.slot_N).scatter_(0, self.slot_N, row_N)
+        return torch.empty_like(self.slot_N).scatter(0, self.slot_N, row_N)
 
     def bags(self) -> tuple[Tensor, Tensor]:
         """Rows in token order and the T + 1 places where each token's rows begin."""
