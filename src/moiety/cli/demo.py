@@ -85,7 +85,8 @@ NOTES = {
     "Accuracy": "on the test images; learning rate and size of the model were chosen once, on the "
     "dense one, by these same images, so that the level is a little flattering",
     "Active MFLOPs": "forward, per image, counted on the test images, the router's part included; "
-    "less where Switch drops patches or the selectors of DSelect-k agree",
+    "less where Switch drops patches or the selectors of DSelect-k agree; DSelect-k is held to two "
+    "slots a patch, since its gate starts dense",
     "Balance": "effective experts (e to the entropy of the load) ÷ experts, mean over the blocks; "
     "1 by construction for softmax, where every expert works for every patch, and for expert "
     "choice, where every expert takes the same number of patches",

@@ -124,7 +124,7 @@ class Router(nn.Module):
             raise ValueError(f'{self.name} {why}: grow it with how="family"')
 
     def copy_rows(self, parents: list[int]) -> dict[str, list[int]]:
-        """Copy the parents' rows as they are (ALMA's language models); this changes the layer's function."""
+        """Copy the parents' rows as they are, as ALMA does; this changes the layer's function."""
         self.check_rows()
         rows = [*range(self.experts), *parents]
         names = [n for n in self.per_expert if getattr(self, n, None) is not None]
