@@ -59,7 +59,9 @@ def _sum_rows(y_ND: Tensor, weight_N: Tensor | None, rows: Tensor, extra: Tensor
     weight_TK = weight_N[rows]
     if extra is not None:
         weight_TK = torch.where(extra, weight_TK, 0.0)
-    return (y_TKD * weight_TK[..., None]).sum(1).to(y_ND.dtype)  # the product is fp32
+    out_TD = (y_TKD * weight_TK[..., None]).sum(1)  # the product is fp32
+    # Compiled by torch 2.11, a function whose output is cast to the type it has gives no gradient.
+    return out_TD if out_TD.dtype == y_ND.dtype else out_TD.to(y_ND.dtype)
 
 
 def _sum_bags(y_ND: Tensor, weight_N: Tensor | None, rows: Tensor, starts: Tensor) -> Tensor:
