@@ -76,6 +76,13 @@ def routing_of(case: str, tokens: int = 13, experts: int = E, k: int = 2, dtype=
     return capacity.limit(routing, 0.7) if case == "capacity" else routing
 
 
+def moved(routing: Routing, device: str) -> Routing:
+    """The decision on another device, its weight again a leaf."""
+    tensors = {k: v.detach().to(device) for k, v in vars(routing).items() if torch.is_tensor(v)}
+    tensors["weight"].requires_grad_()
+    return routing.replace(**tensors)
+
+
 CASES = (
     "plain", "empty", "one", "inactive", "nobody", "padding", "capacity", "expert", "static",
     "static-padding",
@@ -145,7 +152,7 @@ def close(got: Tensor, want: Tensor, tol: float, what: str = "") -> None:
     assert got.shape == want.shape, what
     if not want.numel():
         return
-    got, want = got.detach().double(), want.detach().double()
+    got, want = got.detach().cpu().double(), want.detach().cpu().double()
     gap = (got - want).abs().max() / want.abs().max().clamp(min=1e-3)
     assert float(gap) <= tol, f"{what}: off by {float(gap):.2e}, allowed {tol:.0e}"
 
@@ -153,14 +160,14 @@ def close(got: Tensor, want: Tensor, tol: float, what: str = "") -> None:
 def check_parity(experts, x_TD: Tensor, routing: Routing, backend: str, tol: float) -> None:
     """Forward and every gradient of a backend, against the slow sum in float64."""
     y, names, leaves = _run(experts, x_TD, routing, lambda m, x, r: m(x, r, backend))
-    slow = copy.deepcopy(experts).double()
-    exact = routing.detach()
-    exact = exact.replace(weight=exact.weight.double().requires_grad_())
-    want, _, exact_leaves = _run(slow, x_TD.double(), exact, reference)
+    slow = copy.deepcopy(experts).cpu().double()
+    exact = moved(routing, "cpu")
+    exact = exact.replace(weight=exact.weight.detach().double().requires_grad_())
+    want, _, exact_leaves = _run(slow, x_TD.cpu().double(), exact, reference)
     close(y, want, tol, f"{backend} output")
     up = torch.randn(y.shape).to(y.dtype)
     for name, g, w in zip(
-        names, gradients(y, leaves, up), gradients(want, exact_leaves, up.double())
+        names, gradients(y, leaves, up.to(y.device)), gradients(want, exact_leaves, up.double())
     ):
         assert torch.isfinite(g).all(), name
         close(g, w, tol, f"{backend} gradient of {name}")
