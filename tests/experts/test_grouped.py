@@ -147,11 +147,12 @@ def test_the_loop_carries_rows_of_nobody_too(monkeypatch):
 
 
 def test_native_says_why_not():
-    fp32, w = torch.randn(3, 8), torch.randn(2, 4, 8)
-    assert native(fp32, w) is None
-    assert "no float64" in native(fp32.double(), w.double())
-    assert "multiples of 4 in float32" in native(torch.randn(3, 6), torch.randn(2, 4, 6))
-    assert "multiples of 8 in bfloat16" in native(fp32.bfloat16(), w.bfloat16())
+    cpu = torch.device("cpu")
+    assert native(torch.float32, cpu, 8, 4) is None
+    assert "no float64" in native(torch.float64, cpu, 8)
+    assert "multiples of 4 in float32" in native(torch.float32, cpu, 8, 6)
+    assert "multiples of 8 in bfloat16" in native(torch.bfloat16, cpu, 8, 12)
+    fp32 = torch.randn(3, 8)
     assert base.active_dtype(fp32) == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert base.active_dtype(fp32) == torch.bfloat16

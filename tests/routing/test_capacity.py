@@ -133,3 +133,12 @@ def test_a_second_limit_keeps_what_the_first_dropped():
     assert twice.dropped.flatten().tolist() == [False, True, True, False]
     assert twice.demand().tolist() == [3, 1]
     assert float(twice.drop_rate()) == 0.5
+
+
+def test_priority_looks_at_the_gate_not_at_renormalised_weights():
+    # Both tokens want expert 0, with weight one after renormalising; token 1 is surer.
+    gate = torch.tensor([[0.6, 0.4], [0.9, 0.1]])
+    routing = Routing.choose(torch.tensor([[0], [0]]), gate, renormalise=True)
+    assert limit(routing, 1.0).active.flatten().tolist() == [True, False]
+    sure = limit(routing, 1.0, overflow="priority")
+    assert sure.active.flatten().tolist() == [False, True]

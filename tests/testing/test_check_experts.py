@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from moiety import FeedForward, LowRank, ModuleExperts
-from moiety.experts.base import split_rows
 from moiety.testing import check_experts, checks
 
 
@@ -51,10 +50,9 @@ class SkipsIdle(ModuleExperts):
 
     caught_by = "idle_experts_get_gradients"
 
-    def loop(self, rows_ND, plan):
-        *rows, nobody = split_rows(rows_ND, plan)
-        done = [self._call(m, x) for m, x in zip(self.members, rows) if len(x)]
-        return torch.cat([*done, nobody + 0.0 * rows_ND[:0].sum()])
+    def loop(self, rows):
+        for member, x in zip(self.members, rows, strict=True):
+            yield self._call(member, x) if len(x) else x + 0.0
 
 
 class Rounds(FeedForward):

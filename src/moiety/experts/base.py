@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import ClassVar
 
@@ -32,11 +33,12 @@ class Experts(nn.Module):
 
     # -- what a kind of experts writes ---------------------------------------------------------
 
-    def loop(self, rows_ND: Tensor, plan: Plan) -> Tensor:
-        """Outputs of rows sorted by expert."""
+    def loop(self, rows: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield the outputs of each expert for its rows `[n, D]`, first to last."""
         raise NotImplementedError
 
     def grouped(self, rows_ND: Tensor, plan: Plan) -> Tensor:
+        """Outputs `[N, out_dim]` of rows sorted by expert."""
         raise NotImplementedError
 
     def dense(self, x_TD: Tensor, weight_TE: Tensor) -> Tensor:
@@ -78,11 +80,31 @@ class Experts(nn.Module):
             y_TD = self.dense(x_TD, routing.dense().to(x_TD.dtype))
         else:
             plan = routing.plan()
-            rows_ND = dispatch(x_TD, plan)
-            rows_ND = self.loop(rows_ND, plan) if backend == "loop" else self.grouped(rows_ND, plan)
-            y_TD = combine(rows_ND, routing, plan)
+            if backend == "loop":
+                y_ND = self._one_by_one(x_TD, plan)
+            else:
+                y_ND = self.grouped(dispatch(x_TD, plan), plan)
+            y_TD = combine(y_ND, routing, plan)
         base_TD = self.always(x_TD)
         return y_TD if base_TD is None else base_TD + y_TD.to(base_TD.dtype)
+
+    def _one_by_one(self, x_TD: Tensor, plan: Plan) -> Tensor:
+        ends = [0, *plan.ends_E.tolist(), plan.rows]
+        sizes = [end - start for start, end in pairwise(ends)]  # the last: rows of nobody
+        if torch.is_grad_enabled():
+            # One split has one concatenation as its gradient; E slices would make E full-size ones.
+            *rows, nobody = dispatch(x_TD, plan).split(sizes)
+            out = list(self.loop(rows))
+            return torch.cat([*out, out[0].new_zeros(nobody.shape[0], self.out_dim)])
+        # No graph to keep: an expert's rows are taken when its turn comes and stay in the cache.
+        tokens = plan.token_N.split(sizes)[:-1]
+        y_ND = None
+        for start, y in zip(ends, self.loop(x_TD.index_select(0, t) for t in tokens), strict=False):
+            if y_ND is None:
+                y_ND = y.new_empty(plan.rows, self.out_dim)
+            y_ND[start : start + y.shape[0]] = y
+        assert y_ND is not None
+        return y_ND
 
     def choose(self, x_TD: Tensor, routing: Routing) -> tuple[str, str]:
         """The backend that `auto` takes here, and why."""
@@ -118,13 +140,12 @@ class StackedExperts(Experts):
         if in_vmap() or forward_ad._current_level >= 0:
             return "dense", "vmap and forward-mode AD need plain torch without sorting"
         first, second = self.stacks()
-        like = x_TD.to(active_dtype(x_TD))
-        why_not = native(like, first) or native(like, second)
+        why_not = native(active_dtype(x_TD), x_TD.device, *first.shape[1:], *second.shape[1:])
         if x_TD.device.type == "cpu":
             rows = routing.tokens * routing.index.shape[-1] / self.experts
             if why_not is not None:
                 return "loop", f"on a CPU one expert after the other, since {why_not}"
-            if rows * first.shape[1] > LOOP_FROM:
+            if rows * first.shape[1] >= LOOP_FROM:
                 return "loop", "on a CPU large experts one after the other keep to the cache"
             return "grouped", "grouped_mm, one call for many small experts"
         if why_not is not None:
@@ -142,9 +163,9 @@ class StackedExperts(Experts):
         return changed
 
 
-# Hidden values an expert makes on average (rows × width) from which, on a CPU, a large temporary
-# costs more in page faults than separate calls do: measured by benchmarks/layer_cpu.py.
-LOOP_FROM = 2**20
+# Hidden values (rows × width) of an average expert from which, on a CPU, one expert after the other
+# is faster: a temporary for all of them at once costs more in page faults than E calls do.
+LOOP_FROM = 2**16
 
 
 def active_dtype(t: Tensor) -> torch.dtype:
@@ -157,10 +178,3 @@ def active_dtype(t: Tensor) -> torch.dtype:
     ):
         return torch.get_autocast_dtype(kind)
     return t.dtype
-
-
-def split_rows(rows_ND: Tensor, plan: Plan) -> list[Tensor]:
-    """The rows of each expert, and last the rows of nobody."""
-    ends = [0, *plan.ends_E.tolist(), plan.rows]
-    # One split has one concatenation as its gradient; E slices would each make a full-size zero.
-    return list(rows_ND.split([end - start for start, end in pairwise(ends)]))

@@ -6,14 +6,14 @@ gated:  y = W_out (act(W_gate x) · W_up x) + b_out, with W_in = [W_gate; W_up] 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..routing.value import Plan
-from .base import StackedExperts, active_dtype, split_rows
+from .base import StackedExperts, active_dtype
 from .dispatch import spread
 from .grouped import grouped_mm
 
@@ -77,14 +77,14 @@ class FeedForward(StackedExperts):
             h = self.activation(h)
         return F.dropout(h, self.dropout, self.training) if self.dropout else h
 
-    def loop(self, rows_ND: Tensor, plan: Plan) -> Tensor:
-        *rows, nobody = split_rows(rows_ND, plan)
-        out = []
-        for e, x in enumerate(rows):
-            h = F.linear(x, self.w_in[e], None if self.b_in is None else self.b_in[e])
-            h = self._between(h)
-            out.append(F.linear(h, self.w_out[e], None if self.b_out is None else self.b_out[e]))
-        return torch.cat([*out, out[0].new_zeros(nobody.shape[0], self.out_dim)])
+    def loop(self, rows: Iterable[Tensor]) -> Iterator[Tensor]:
+        none = [None] * self.experts
+        # Unbound, a stack has one stack as its gradient; E of its slices would make E of them.
+        w_in, w_out = self.w_in.unbind(), self.w_out.unbind()
+        b_in = none if self.b_in is None else self.b_in.unbind()
+        b_out = none if self.b_out is None else self.b_out.unbind()
+        for x, *first, w, b in zip(rows, w_in, b_in, w_out, b_out, strict=True):
+            yield F.linear(self._between(F.linear(x, *first)), w, b)
 
     def grouped(self, rows_ND: Tensor, plan: Plan) -> Tensor:
         dtype = active_dtype(rows_ND)

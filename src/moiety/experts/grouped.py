@@ -23,20 +23,25 @@ def grouped_mm(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
     return _Product.apply(a_NI, w_EOI, ends_E)
 
 
-def native(a: Tensor, w: Tensor) -> str | None:
+def native(dtype: torch.dtype, device: torch.device, *widths: int) -> str | None:
     """Why the library's kernel cannot be used, or None where it can."""
     if not hasattr(F, "grouped_mm"):
         return "this torch has no grouped_mm"
-    if a.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"grouped_mm takes no {_name(a.dtype)}"
-    if torch.compiler.is_compiling() and a.dtype != torch.bfloat16:
-        return f"grouped_mm does not compile in {_name(a.dtype)}"
-    wide = 16 // a.element_size()
-    if any(n % wide for n in (*w.shape[1:], a.shape[1])):
-        return f"grouped_mm needs widths that are multiples of {wide} in {_name(a.dtype)}"
-    if a.device.type == "cuda" and torch.cuda.get_device_capability(a.device) < (8, 0):
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"grouped_mm takes no {_name(dtype)}"
+    if torch.compiler.is_compiling() and dtype != torch.bfloat16:
+        return f"grouped_mm does not compile in {_name(dtype)}"
+    wide = 16 // dtype.itemsize
+    if any(width % wide for width in widths):
+        return f"grouped_mm needs widths that are multiples of {wide} in {_name(dtype)}"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return "grouped_mm needs compute capability 8.0"
     return None
+
+
+def _refused(a: Tensor, b: Tensor) -> bool:
+    """Whether the library's kernel refuses these rows and their other factor."""
+    return native(a.dtype, a.device, a.shape[1], *b.shape[1:]) is not None
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -50,7 +55,7 @@ class _Product(torch.autograd.Function):
     def forward(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
         if a_NI.shape[0] == 0:
             return a_NI.new_zeros(0, w_EOI.shape[1])
-        if native(a_NI, w_EOI) is None:
+        if not _refused(a_NI, w_EOI):
             return F.grouped_mm(_dense_rows(a_NI), w_EOI.transpose(1, 2), offs=ends_E)
         return product_by_expert(a_NI, w_EOI, ends_E)
 
@@ -74,7 +79,7 @@ class _Outer(torch.autograd.Function):
     def forward(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
         if a_NI.shape[0] == 0:
             return a_NI.new_zeros(ends_E.shape[0], g_NO.shape[1], a_NI.shape[1])
-        if native(a_NI, g_NO) is None:
+        if not _refused(a_NI, g_NO):
             return F.grouped_mm(_dense_rows(g_NO).t(), _dense_rows(a_NI), offs=ends_E)
         return outer_by_expert(g_NO, a_NI, ends_E)
 
@@ -97,7 +102,7 @@ def _dense_rows(t: Tensor) -> Tensor:
 
 @torch.library.custom_op("moiety::product_by_expert", mutates_args=())
 def product_by_expert(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
-    if native(a_NI, w_EOI) is None:  # compiled code comes here in fp32, where eager can do it
+    if not _refused(a_NI, w_EOI):  # compiled code comes here in fp32, where eager can do it
         return F.grouped_mm(a_NI.contiguous(), w_EOI.transpose(1, 2), offs=ends_E)
     out = a_NI.new_empty(a_NI.shape[0], w_EOI.shape[1])
     start = 0
@@ -114,7 +119,7 @@ def _(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
 
 @torch.library.custom_op("moiety::outer_by_expert", mutates_args=())
 def outer_by_expert(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
-    if native(a_NI, g_NO) is None:
+    if not _refused(a_NI, g_NO):
         return F.grouped_mm(g_NO.contiguous().t(), a_NI.contiguous(), offs=ends_E)
     out = a_NI.new_empty(ends_E.shape[0], g_NO.shape[1], a_NI.shape[1])
     start = 0

@@ -7,12 +7,14 @@ B starts at zero, so a fresh layer computes exactly its base, with any router an
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..routing.value import Plan
-from .base import StackedExperts, active_dtype, split_rows
+from .base import StackedExperts, active_dtype
 from .grouped import grouped_mm
 
 
@@ -42,10 +44,9 @@ class LowRank(StackedExperts):
     def always(self, x_TD: Tensor) -> Tensor:
         return self.base(x_TD)
 
-    def loop(self, rows_ND: Tensor, plan: Plan) -> Tensor:
-        *rows, nobody = split_rows(rows_ND, plan)
-        out = [F.linear(F.linear(x, self.down[e]), self.up[e]) for e, x in enumerate(rows)]
-        return torch.cat([*out, out[0].new_zeros(nobody.shape[0], self.dim)])
+    def loop(self, rows: Iterable[Tensor]) -> Iterator[Tensor]:
+        for x, down, up in zip(rows, self.down.unbind(), self.up.unbind(), strict=True):
+            yield F.linear(F.linear(x, down), up)
 
     def grouped(self, rows_ND: Tensor, plan: Plan) -> Tensor:
         dtype = active_dtype(rows_ND)

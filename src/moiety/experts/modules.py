@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import cost
-from ..routing.value import Plan
-from .base import Experts, split_rows
+from .base import Experts
 
 
 class ModuleExperts(Experts):
@@ -50,16 +49,13 @@ class ModuleExperts(Experts):
             )
         return y
 
-    def loop(self, rows_ND: Tensor, plan: Plan) -> Tensor:
-        *rows, nobody = split_rows(rows_ND, plan)
-        busy = [e for e, x in enumerate(rows) if x.shape[0]]
-        out = [self._call(self.members[e], rows[e]) for e in busy]
-        rest = nobody.shape[0] if busy else plan.rows
-        # Rows of nobody; and with no work at all, still a node of the graph.
-        tail = rows_ND.new_zeros(rest, self.out_dim) + 0.0 * rows_ND[:0].sum()
-        y_ND = torch.cat([*out, tail.to(out[0].dtype) if out else tail])
-        idle = [p for e, m in enumerate(self.members) if e not in busy for p in m.parameters()]
-        return _Touch.apply(y_ND, *[p for p in idle if p.requires_grad])
+    def loop(self, rows: Iterable[Tensor]) -> Iterator[Tensor]:
+        for member, x in zip(self.members, rows, strict=True):
+            if x.shape[0]:
+                yield self._call(member, x)
+            else:  # no call; no rows, but still a node of the graph
+                idle = [p for p in member.parameters() if p.requires_grad]
+                yield _Touch.apply(x.new_zeros(0, self.out_dim) + 0.0 * x.sum(), *idle)
 
     def dense(self, x_TD: Tensor, weight_TE: Tensor) -> Tensor:
         y_TED = torch.stack([self._call(m, x_TD) for m in self.members], 1)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .families import Families
-from .value import Routing, readable
+from .value import Routing, in_vmap, readable
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,8 @@ def need_k(name: str, k: int, experts: int) -> None:
 def top_k(scores_TE: Tensor, k: int) -> Tensor:
     """`[T, k]`: the experts with the largest scores; of equal ones, the lower id."""
     scores_TE = scores_TE.detach()
-    if scores_TE.dtype == torch.float64:
+    vmapped = not torch.compiler.is_compiling() and in_vmap()  # torch 2.11 views no bits there
+    if scores_TE.dtype == torch.float64 or vmapped:
         return torch.sort(scores_TE, dim=-1, descending=True, stable=True).indices[..., :k]
     # torch.topk breaks ties as it likes. Unique integer keys leave it no choice: the bits of a
     # float, read as an integer, order like the float once negative ones are flipped.

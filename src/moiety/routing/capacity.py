@@ -78,7 +78,11 @@ def _place(routing: Routing, wants_TK: Tensor, group_T: Tensor, overflow: Overfl
     tokens, k = routing.index.shape
     order_T = torch.arange(tokens, device=group_T.device)
     if overflow == "priority":
-        gate_T = routing.weight.detach().masked_fill(~wants_TK, -1.0).amax(1)
+        # By the gate itself: renormalised weights no longer tell a sure token from another.
+        gate_TK = routing.weight
+        if routing.gate is not None:
+            gate_TK = routing.gate.expand(tokens, -1).gather(1, routing.index)
+        gate_T = gate_TK.detach().masked_fill(~wants_TK, -1.0).amax(1)
         order_T = torch.sort(gate_T, descending=True, stable=True).indices
     # Slots in the order in which they are served: rank by rank, in each rank token by token.
     served = order_T.repeat(k) * k + torch.arange(k, device=order_T.device).repeat_interleave(
