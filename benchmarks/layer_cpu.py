@@ -16,7 +16,6 @@ import platform
 import sys
 import time
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import torch
 import transformers
@@ -25,8 +24,10 @@ from rich.progress import track
 from rich.table import Table
 from scipy import stats
 from torch import Tensor, nn
+from transformers import MixtralConfig
 from transformers.activations import ACT2FN
 from transformers.integrations.moe import use_experts_implementation
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 import moiety
 from moiety.io import write_json
@@ -60,30 +61,33 @@ SHAPES = {
 }
 
 
-class Peer(nn.Module):
-    """transformers' experts over given weights; `eager` is the loop their models carry."""
+@use_experts_implementation(has_gate=False)
+class PlainExperts(nn.Module):
+    """What transformers' grouped_mm asks of a model with plain (not gated) experts."""
 
-    def __init__(self, config, w_in: Tensor, w_out: Tensor, activation: str, gated: bool) -> None:
+    def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
-        self.num_experts = w_in.shape[0]
-        self.act_fn = ACT2FN[activation]
-        self.gate_up_proj = self.up_proj = w_in
-        self.down_proj = w_out
-        self.gated = gated
+        self.num_experts = config.num_local_experts
+        self.act_fn = ACT2FN[config.hidden_act]
 
-    def forward(self, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-        out = torch.zeros_like(x)
-        for e in range(self.num_experts):
-            token, slot = torch.where(index == e)
-            h = nn.functional.linear(x[token], self.gate_up_proj[e])
-            h = self._apply_gate(h) if self.gated else self.act_fn(h)
-            y = nn.functional.linear(h, self.down_proj[e]) * weight[token, slot, None]
-            out.index_add_(0, token, y.to(out.dtype))
-        return out
+    def forward(self, *_: Tensor) -> Tensor:
+        raise NotImplementedError("measured with grouped_mm only")
 
 
-GatedPeer = use_experts_implementation(type("GatedPeer", (Peer,), {}))
-PlainPeer = use_experts_implementation(type("PlainPeer", (Peer,), {}), has_gate=False)
+def peer(shape: Shape, implementation: str, w_in: nn.Parameter, w_out: nn.Parameter) -> nn.Module:
+    """transformers' own experts over our weights."""
+    config = MixtralConfig(
+        hidden_size=shape.d,
+        intermediate_size=shape.f,
+        num_local_experts=shape.E,
+        hidden_act=shape.activation,
+    )
+    config._experts_implementation = implementation
+    with torch.device("meta"):
+        experts = MixtralExperts(config) if shape.gated else PlainExperts(config)
+    setattr(experts, "gate_up_proj" if shape.gated else "up_proj", w_in)
+    experts.down_proj = w_out
+    return experts
 
 
 def inputs(shape: Shape, device: str, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -119,17 +123,13 @@ def contenders(shape: Shape, t: dict[str, Tensor], compiled: bool) -> dict:
         routing = moiety.Routing(index=index, weight=weight, experts=shape.E, tokens=x.shape[0])
         return ours(x, routing)
 
-    def peer(implementation: str):
-        config = SimpleNamespace(_experts_implementation=implementation)
-        cls = GatedPeer if shape.gated else PlainPeer
-        return cls(config, ours.w_in, ours.w_out, shape.activation, shape.gated)
-
-    out = {"moiety auto": layer, "transformers grouped_mm": peer("grouped_mm")}
+    grouped = peer(shape, "grouped_mm", ours.w_in, ours.w_out)
+    out = {"moiety auto": layer, "transformers grouped_mm": grouped}
     if t["x"].device.type == "cpu":
-        out["transformers eager"] = peer("eager")
+        out["transformers eager"] = peer(shape, "eager", ours.w_in, ours.w_out)
     if compiled:
         out["moiety compiled"] = torch.compile(layer, dynamic=False)
-        out["transformers compiled"] = torch.compile(peer("grouped_mm"), dynamic=False)
+        out["transformers compiled"] = torch.compile(grouped, dynamic=False)
     return out
 
 

@@ -83,8 +83,8 @@ class FeedForward(StackedExperts):
         w_in, w_out = self.w_in.unbind(), self.w_out.unbind()
         b_in = none if self.b_in is None else self.b_in.unbind()
         b_out = none if self.b_out is None else self.b_out.unbind()
-        for x, *first, w, b in zip(rows, w_in, b_in, w_out, b_out, strict=True):
-            yield F.linear(self._between(F.linear(x, *first)), w, b)
+        for x, w_1, b_1, w_2, b_2 in zip(rows, w_in, b_in, w_out, b_out, strict=True):
+            yield F.linear(self._between(F.linear(x, w_1, b_1)), w_2, b_2)
 
     def grouped(self, rows_ND: Tensor, plan: Plan) -> Tensor:
         dtype = active_dtype(rows_ND)
