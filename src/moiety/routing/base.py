@@ -222,8 +222,7 @@ def need_k(name: str, k: int, experts: int) -> None:
 def top_k(scores_TE: Tensor, k: int) -> Tensor:
     """`[T, k]`: the experts with the largest scores; of equal ones, the lower id."""
     scores_TE = scores_TE.detach()
-    vmapped = not torch.compiler.is_compiling() and in_vmap()  # torch 2.11 views no bits there
-    if scores_TE.dtype == torch.float64 or vmapped:
+    if scores_TE.dtype == torch.float64 or in_vmap():  # torch 2.11 views no bits under vmap
         return torch.sort(scores_TE, dim=-1, descending=True, stable=True).indices[..., :k]
     # torch.topk breaks ties as it likes. Unique integer keys leave it no choice: the bits of a
     # float, read as an integer, order like the float once negative ones are flipped.

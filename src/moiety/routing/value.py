@@ -266,7 +266,9 @@ def _weigh(gate: Tensor, index: Tensor, renormalise: bool, scale: float) -> Tens
 
 
 def in_vmap() -> bool:
-    """Whether this code runs under `torch.func.vmap`, at any depth."""
+    """Whether this code runs, eagerly, under `torch.func.vmap`, at any depth."""
+    if torch.compiler.is_compiling():  # the stack cannot be traced
+        return False
     stack = torch._C._functorch.get_interpreter_stack() or []
     return any(i.key() == torch._C._functorch.TransformType.Vmap for i in stack)
 
