@@ -47,7 +47,7 @@ def test_growth_keeps_the_function_of_every_router_again_and_again(name, optimiz
         before = outputs(layer, x)
         if kind.get("by") == "loss":
             kind["loss"] = losses
-        (growth,) = moiety.grow(layer, routes, optimizer=opt, **kind)
+        (growth,) = moiety.grow(layer, routes=routes, optimizer=opt, **kind)
         torch.testing.assert_close(outputs(layer, x), before, rtol=1e-5, atol=1e-6)
         assert growth.gap < 1e-5
         held = {id(p) for g in opt.param_groups for p in g["params"]}
@@ -67,7 +67,7 @@ def test_optimizer_state_follows_the_same_rows(name, optimizer):
     key = "exp_avg" if optimizer == "adam" else "momentum_buffer"
     before = opt.state[layer.experts.w_in][key].clone()
     weights = layer.experts.w_in.detach().clone()
-    moiety.grow(layer, routes, optimizer=opt, parents=[2])
+    moiety.grow(layer, routes=routes, optimizer=opt, parents=[2])
     after = opt.state[layer.experts.w_in][key].clone()
     assert torch.equal(after, before[[0, 1, 2, 3, 2]])
     assert torch.equal(layer.experts.w_in, weights[[0, 1, 2, 3, 2]])
@@ -87,7 +87,7 @@ def test_twin_training_runs_agree_until_the_copies_differ():
     twin = copy.deepcopy(layer)
     twin_opt = torch.optim.Adam(twin.parameters(), lr=1e-2)
     twin_opt.load_state_dict(copy.deepcopy(opt.state_dict()))
-    moiety.grow(layer, routes, optimizer=opt, parents=[1])
+    moiety.grow(layer, routes=routes, optimizer=opt, parents=[1])
     with torch.no_grad():
         layer.router.families.weight.zero_()  # score 0 stays with the parent
     layer.router.families.weight.requires_grad_(False)
@@ -103,7 +103,7 @@ def test_copies_come_to_differ_and_serve_different_tokens():
     opt = torch.optim.Adam(layer.parameters(), lr=1e-2)
     x = torch.randn(8, 16, 16)
     routes, _ = step(layer, opt, x)
-    moiety.grow(layer, routes, optimizer=opt, parents=[0])
+    moiety.grow(layer, routes=routes, optimizer=opt, parents=[0])
     gate = layer.router.families.weight.detach().clone()
     for _ in range(20):
         routes, _ = step(layer, opt, x)
@@ -134,11 +134,11 @@ def test_the_busiest_and_the_costliest_expert_are_grown():
     with moiety.watch(layer, keep="choice") as routes, torch.no_grad():
         layer(x)
     busiest = int(routes.load()["moe"].argmax())
-    assert moiety.grow(copy.deepcopy(layer), routes)[0].parents == [busiest]
+    assert moiety.grow(copy.deepcopy(layer), routes=routes)[0].parents == [busiest]
     chosen = routes["moe"][0].index[:, 0]
     rare = int(routes.load()["moe"].argmin())
     loss = torch.where(chosen == rare, 100.0, 0.1)
-    grown = moiety.grow(copy.deepcopy(layer), routes, by="loss", loss=loss, count=2)[0]
+    grown = moiety.grow(copy.deepcopy(layer), routes=routes, by="loss", loss=loss, count=2)[0]
     assert grown.parents[0] == rare and len(grown.parents) == 2
 
 
@@ -178,7 +178,7 @@ def test_other_experts_grow_too(kind):
     for _ in range(2):
         routes, _ = step(layer, opt, x)
     before = outputs(layer, x)
-    moiety.grow(layer, routes, optimizer=opt)
+    moiety.grow(layer, routes=routes, optimizer=opt)
     torch.testing.assert_close(outputs(layer, x), before, rtol=1e-5, atol=1e-6)
     if kind == "modules":
         parent = routes.load()["moe"].argmax()
@@ -196,7 +196,7 @@ def test_a_whole_model_grows_layer_by_layer_and_compiles():
     x = torch.randn(24, 16)
     with moiety.watch(model, keep="choice") as routes, torch.no_grad():
         before = model(x)
-    grown = moiety.grow(model, routes, count=2)
+    grown = moiety.grow(model, routes=routes, count=2)
     assert [g.layer for g in grown] == ["0", "1"]
     assert [m.experts.experts for m in model] == [6, 5]
     with torch.no_grad():
@@ -228,9 +228,9 @@ def test_bad_requests_say_what_to_change():
     with moiety.watch(layer, keep="choice") as routes, torch.no_grad():
         layer(torch.randn(4, 8))
     with pytest.raises(ValueError, match="needs loss="):
-        moiety.grow(layer, routes, by="loss")
+        moiety.grow(layer, routes=routes, by="loss")
     with pytest.raises(ValueError, match='"usage" or "loss"'):
-        moiety.grow(layer, routes, by="size")
+        moiety.grow(layer, routes=routes, by="size")
     with pytest.raises(ValueError, match="from 0 to 3"):
         moiety.grow(layer, parents=[4])
     with pytest.raises(ValueError, match="distinct"):

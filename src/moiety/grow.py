@@ -2,7 +2,7 @@
 
     with moiety.watch(model, keep="choice") as routes:
         model(x)
-    moiety.grow(model, routes, optimizer=opt, by="usage")
+    moiety.grow(model, optimizer=opt, routes=routes)
 
 A copy joins its parent's family (see routing/families.py), so the output before and after is equal
 to round-off for every sparse router; a dense gate shifts both logits by −log 2; a soft tree splits
@@ -42,10 +42,10 @@ class Growth:
 
 def grow(
     model: nn.Module,
-    routes: Routes | None = None,
-    *,
     optimizer: Optimizer | None = None,
     by: Literal["usage", "loss"] = "usage",
+    *,
+    routes: Routes | None = None,
     loss: Tensor | Sequence[Tensor] | None = None,
     parents: Sequence[int] | None = None,
     count: int = 1,
