@@ -187,6 +187,10 @@ def test_priority_keeps_the_surest():
     assert layer_with().causal
     assert not layer_with(overflow="priority").causal
     assert steered(WANT_0, overflow="priority").causal  # nothing overflows without a capacity
+    # Selectors are not slots: until they are binary, every expert works for every token.
+    assert not layer_of("dselect-k", k=1, capacity_factor=1.0).causal
+    assert layer_of("dselect-k", k=1, slots=1, capacity_factor=1.0).causal
+    assert MoE(build_router("switch", dim=D, experts=E), feedforward(), capacity_factor=1.0).causal
 
 
 def test_first_choices_go_before_second_ones():
@@ -362,6 +366,19 @@ def test_explain(layer, says):
     assert used == [text.split(":")[0]]  # it says what the layer then does
     assert re.match(says, text), text
     assert "1024 tokens" in text
+
+
+@pytest.mark.parametrize("name", moiety.list_routers())
+def test_explain_knows_the_slots_of_every_router(name):
+    layer = layer_of(name, hidden=80)  # between few and many slots the choice of backend turns
+    before = {k: v.clone() for k, v in layer.state_dict().items()}
+    said = moiety.explain(layer).split(":")[0]
+    assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items()) and layer.training
+    x = torch.randn(1024, D)
+    routing = layer.eval().route(x)
+    per_expert = routing.by_token().index.numel() / E
+    assert said == ("loop" if per_expert * 80 >= 2**16 else "grouped")
+    assert layer.experts.choose(x, routing)[0] == said
 
 
 def test_explain_for_given_tokens_and_for_nonsense():

@@ -32,7 +32,8 @@ class MoE(nn.Module):
 
     router, experts   objects; or a router's name and a number, with `dim`, `hidden` and options of
                       the router and of `FeedForward`
-    capacity_factor   an expert takes at most ceil(S·K·factor/E) slots of a group of S tokens
+    capacity_factor   an expert takes at most ceil(S·K·factor/E) slots of a group of S tokens; None:
+                      no limit but the router's own (`switch` has one)
     overflow          who goes first: "order" (by position) or "priority" (by gate, not causal)
     group             the examples (along the first axis of x) that share a capacity: a number,
                       "example" for one, None for the whole batch
@@ -111,7 +112,7 @@ class MoE(nn.Module):
         more than one slot a token a later token can push out an earlier one.
         """
         limited = self.capacity_factor is not None
-        coupled = limited and (self.overflow == "priority" or _slots(self) > 1)
+        coupled = limited and (self.overflow == "priority" or self.router.slots_per_token > 1)
         return self.router.causal and not coupled
 
     def forward(self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
@@ -193,19 +194,18 @@ def explain(layer: MoE, x: Tensor | None = None) -> str:
     if x is None:
         x = torch.zeros(1024, layer.router.dim, device=like.device, dtype=like.dtype)
     x_TD = x.reshape(-1, x.shape[-1])
-    slots = torch.zeros(x_TD.shape[0], _slots(layer), dtype=torch.long, device=x.device)
-    routing = Routing(
-        index=slots, weight=slots.float(), experts=layer.experts.experts, tokens=x_TD.shape[0]
-    )
+    training = layer.router.training
+    layer.router.eval()  # an explanation counts nowhere and draws no noise
+    try:
+        with torch.no_grad():
+            routing = layer.router(x_TD)
+    finally:
+        layer.router.train(training)
     backend, why = layer.experts.choose(x_TD, routing)
     if layer.backend != "auto":
         backend, why = layer.backend, "set on the layer"
     where = f"{x_TD.shape[0]} tokens of {str(x.dtype).removeprefix('torch.')} on {x.device.type}"
     return f"{backend}: {why} ({layer.experts.experts} experts, {where})"
-
-
-def _slots(layer: MoE) -> int:
-    return min(getattr(layer.router, "k", None) or layer.router.experts, layer.router.experts)
 
 
 def _check_objects(experts: object, belongs_elsewhere: dict[str, Any]) -> None:

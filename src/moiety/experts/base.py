@@ -142,7 +142,7 @@ class StackedExperts(Experts):
         first, second = self.stacks()
         why_not = native(active_dtype(x_TD), x_TD.device, *first.shape[1:], *second.shape[1:])
         if x_TD.device.type == "cpu":
-            rows = routing.tokens * routing.index.shape[-1] / self.experts
+            rows = routing.by_token().index.numel() / self.experts
             if why_not is not None:
                 return "loop", f"on a CPU one expert after the other, since {why_not}"
             if rows * first.shape[1] >= LOOP_FROM:

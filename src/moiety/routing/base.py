@@ -150,6 +150,11 @@ class Router(nn.Module):
         self,
         x_TD: Tensor,
         mask: Tensor | None = None,
+    @property
+    def slots_per_token(self) -> int:
+        """The most experts that can work for one token."""
+        return min(getattr(self, "k", None) or self.experts, self.experts)
+
         ids: Tensor | None = None,
         group: int | None = None,
     ) -> Routing:

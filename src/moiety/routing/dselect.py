@@ -109,6 +109,10 @@ class DSelect(Router):
         """The weights of the paper's code."""
         return {"entropy": 1e-6, **({"reachability": 1.0} if self.orphans else {})}
 
+    @property
+    def slots_per_token(self) -> int:
+        return self.slots or self.experts  # k selectors, but until they are binary all experts
+
     def width_at(self, step: Tensor, dtype: torch.dtype) -> Tensor | float:
         if self.width_steps == 0:
             return self.width

@@ -76,6 +76,10 @@ class SoftmaxSelectors(StaticLogits):
     def default_balance(self) -> dict[str, float]:
         return {"entropy": 0.01} if self.mode == "entropy" else {}
 
+    @property
+    def slots_per_token(self) -> int:
+        return self.experts  # k selectors, each over all of them
+
     def diagnostics(self) -> dict[str, object]:
         gate_E, _ = self.mix(self.calls, self.weight.dtype)
         return facts(gate_E, torch.ones_like(gate_E, dtype=torch.bool))

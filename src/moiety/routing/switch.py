@@ -66,6 +66,10 @@ class Switch(LinearRouter):
     def default_balance(self) -> dict[str, float]:
         return {"switch": 0.01}
 
+    @property
+    def slots_per_token(self) -> int:
+        return 1
+
     def route(
         self, x_TD: Tensor, mask: Tensor | None, ids: Tensor | None, group: int | None
     ) -> Routing:
