@@ -170,6 +170,17 @@ def test_modules_break_the_graph_and_still_run():
     same(step(run, layer, x, False), step(layer, layer, x, False), 1e-5)
 
 
+@pytest.mark.parametrize("activation", ["prelu", "xielu"])
+def test_a_learned_activation_learns_nothing_from_rows_of_nobody(activation):
+    layer = layer_of("top-k", activation=activation, capacity_factor=0.5, backend="grouped")
+    run = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(32, D)
+    with torch.no_grad():
+        for _ in range(8):  # memory that is used again, uninitialised, holds NaN
+            torch.full((64, 24), torch.nan)
+    same(step(run, layer, x, False), step(layer, layer, x, False), 1e-4)
+
+
 def test_autocast():
     layer = layer_of("top-k")
     run = torch.compile(layer, fullgraph=True, backend="aot_eager")

@@ -77,6 +77,10 @@ class FeedForward(StackedExperts):
             h = self.activation(h)
         return F.dropout(h, self.dropout, self.training) if self.dropout else h
 
+    def _learned_activation(self) -> bool:
+        act = self.activation
+        return isinstance(act, nn.Module) and next(act.parameters(), None) is not None
+
     def loop(self, rows: Iterable[Tensor]) -> Iterator[Tensor]:
         none = [None] * self.experts
         # Unbound, a stack has one stack as its gradient; E of its slices would make E of them.
@@ -91,7 +95,11 @@ class FeedForward(StackedExperts):
         h = grouped_mm(rows_ND.to(dtype), self.w_in.to(dtype), plan.ends_E)
         if self.b_in is not None:
             h = h + spread(self.b_in.to(dtype), plan)
-        h = self._between(h)
+        if plan.full or not self._learned_activation():
+            h = self._between(h)
+        else:  # its gradient is a sum over all rows: those of nobody must add nothing
+            used = plan.used()[:, None]
+            h = torch.where(used, self._between(torch.where(used, h, 0.0)), 0.0)
         y = grouped_mm(h.to(dtype), self.w_out.to(dtype), plan.ends_E)
         return y if self.b_out is None else y + spread(self.b_out.to(dtype), plan)
 
