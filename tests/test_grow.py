@@ -221,6 +221,52 @@ def test_padding_and_losses_after_growth():
         torch.testing.assert_close(loss(routing), loss(alone))
 
 
+@pytest.mark.parametrize("name", ["top-k-static", "top-k", "expert-choice"])
+def test_a_replay_after_growth_keeps_the_weight_of_the_family(name):
+    """Also for tokens that a split gate would now send to the sibling, with all certainty."""
+    torch.manual_seed(0)
+    layer = moiety.MoE(name, dim=16, hidden=32, experts=4, balance={}).eval()
+    moiety.grow(layer, parents=[0, 1, 2, 3])
+    x = torch.randn(32, 16)
+    with moiety.watch(layer, keep="choice") as routes:
+        layer(x)
+    layer.router.families.weight.data.mul_(-100)
+    with moiety.replay(layer, routes), moiety.watch(layer, keep="choice") as again:
+        layer(x)
+    torch.testing.assert_close(again["moe"][0].dense(), routes["moe"][0].dense())
+
+
+@pytest.mark.parametrize("how", ["family", "rows"])
+@pytest.mark.parametrize("name", ["softmax", "softmax-static", "tree", "cosine", "top-k"])
+def test_what_is_frozen_stays_frozen(name, how):
+    if (name, how) == ("tree", "rows"):
+        pytest.skip("a tree has no row for an expert")
+    layer = moiety.MoE(name, dim=16, hidden=32, experts=4)
+    for parents in ([1], [0]):  # a family's first split gate is new, and learns until it is frozen
+        layer.requires_grad_(False)
+        moiety.grow(layer, parents=parents, how=how)
+    trained = [n for n, p in layer.named_parameters() if p.requires_grad]
+    assert trained == []
+
+
+def test_factored_optimizer_state_follows_too():
+    torch.manual_seed(0)
+    layer = moiety.MoE("top-k", dim=16, hidden=32, experts=4)
+    opt = torch.optim.Adafactor(layer.parameters())
+    x = torch.randn(4, 8, 16)
+    step(layer, opt, x)
+    before = opt.state[layer.experts.w_in]["row_var"].clone()
+    moiety.grow(layer, opt, parents=[2])
+    assert torch.equal(opt.state[layer.experts.w_in]["row_var"], before[[0, 1, 2, 3, 2]])
+    step(layer, opt, x)
+
+
+def test_experts_without_parameters_can_grow():
+    router = moiety.build_router("random", dim=8, experts=2)
+    layer = moiety.MoE(router, ModuleExperts([nn.Identity(), nn.Tanh()], dim=8)).eval()
+    assert moiety.grow(layer, parents=[1])[0].gap == 0
+
+
 def test_bad_requests_say_what_to_change():
     layer = moiety.MoE("top-k", dim=8, hidden=16, experts=4)
     with pytest.raises(ValueError, match="pass routes"):

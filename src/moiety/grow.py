@@ -173,7 +173,7 @@ def _grow_router(layer: MoE, parents: list[int], how: str) -> Rows:
     if rows is not None:
         return rows
     if router.families is None:
-        like = next((p for p in router.parameters()), next(layer.experts.parameters()))
+        like = next(layer.parameters(), torch.empty(0))  # experts of any kind may have none
         router.families = Families(router.dim, router.experts, like)
     return _prefixed("families", router.families.add(parents))
 
@@ -224,7 +224,8 @@ def _home_of(name: str, old: dict, where: dict, home: list) -> list:
 
 def _follow(value: Any, old: Tensor, rows: list[int]) -> Any:
     """Optimizer state of a parameter, row by row; new rows start at zero."""
-    if not isinstance(value, Tensor) or value.shape != old.shape:
+    # Factored state (Adafactor) has the rows, but not the shape, of its parameter.
+    if not isinstance(value, Tensor) or value.dim() != old.dim() or len(value) != len(old):
         return value
     index = torch.tensor(rows, device=value.device)
     if value.shape[0] == 0:
@@ -234,7 +235,7 @@ def _follow(value: Any, old: Tensor, rows: list[int]) -> Any:
 
 
 def _probe(layer: MoE, probe: Tensor | None) -> Tensor:
-    like = next(layer.experts.parameters())
+    like = next(layer.experts.parameters(), torch.empty(0))
     if probe is None:
         generator = torch.Generator().manual_seed(0)
         probe = torch.randn(256, layer.router.dim, generator=generator)

@@ -126,14 +126,18 @@ class Router(nn.Module):
     def copy_rows(self, parents: list[int]) -> dict[str, list[int]]:
         """Copy the parents' rows as they are, as ALMA does; this changes the layer's function."""
         self.check_rows()
+        return self._append_rows(parents)
+
+    def _append_rows(self, parents: list[int]) -> dict[str, list[int]]:
         rows = [*range(self.experts), *parents]
         names = [n for n in self.per_expert if getattr(self, n, None) is not None]
         for name in names:
             old = getattr(self, name)
             new = old.data[rows]
-            setattr(self, name, nn.Parameter(new) if isinstance(old, nn.Parameter) else new)
+            learned = isinstance(old, nn.Parameter)
+            setattr(self, name, nn.Parameter(new, old.requires_grad) if learned else new)
         self.experts = len(rows)
-        return dict.fromkeys(names, rows)
+        return {n: rows for n in names if isinstance(getattr(self, n), nn.Parameter)}
 
     def diagnostics(self) -> dict[str, object]:
         """Facts about the gate for a report: selected experts, binary or not, and the like."""
@@ -146,15 +150,15 @@ class Router(nn.Module):
         """The number of experts served, grown ones included."""
         return self.experts if self.families is None else self.families.total
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        mask: Tensor | None = None,
     @property
     def slots_per_token(self) -> int:
         """The most experts that can work for one token."""
         return min(getattr(self, "k", None) or self.experts, self.experts)
 
+    def forward(
+        self,
+        x_TD: Tensor,
+        mask: Tensor | None = None,
         ids: Tensor | None = None,
         group: int | None = None,
     ) -> Routing:

@@ -85,14 +85,8 @@ class CosineRouter(Router):
         """Give each parent a copy whose score, like the parent's own, is lower by log 2."""
         if not self.dense:
             return None
-        rows = [*range(self.experts), *parents]
         self.shift[parents] -= math.log(2)
-        self.shift = self.shift[rows]
-        names = ["embedding"] if self.bias is None else ["embedding", "bias"]
-        for name in names:
-            setattr(self, name, nn.Parameter(getattr(self, name).data[rows]))
-        self.experts = len(rows)
-        return dict.fromkeys(names, rows)
+        return self._append_rows(parents)
 
     def taus(self, tokens: Tensor, random: bool) -> tuple[float | Tensor, float | Tensor]:
         """What is added to the norms of the experts and of the tokens."""

@@ -38,7 +38,7 @@ class Families(nn.Module):
         """Let a copy of each parent join its family; returns the old row behind each new one."""
         old = self.weight.data
         rows = old.new_empty(len(parents), old.shape[1]).normal_(std=old.shape[1] ** -0.5)
-        self.weight = nn.Parameter(torch.cat([old, rows]))
+        self.weight = nn.Parameter(torch.cat([old, rows]), self.weight.requires_grad)
         ids = self.parents.new_tensor(parents)
         self.family = torch.cat([self.family, self.family[ids]])
         self.parents = torch.cat([self.parents, ids])
@@ -93,5 +93,9 @@ class Families(nn.Module):
 
 def _live(share: Tensor) -> Tensor:
     """One, with the gradient of log share: the member serves with the whole weight of its family,
-    and its gate still learns."""
-    return share / share.detach().clamp(min=torch.finfo(share.dtype).tiny)
+    and its gate still learns.
+
+    Also where the share is zero to the bit, which a replayed choice may fall on.
+    """
+    now = share.detach()
+    return 1 + (share - now) / now.clamp(min=torch.finfo(share.dtype).tiny)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .base import LinearRouter
 from .registry import register
@@ -33,13 +33,8 @@ class Softmax(LinearRouter):
 
     def split(self, parents: list[int]) -> dict[str, list[int]]:
         """Give each parent a copy whose score, like the parent's own, is lower by log 2."""
-        rows = [*range(self.experts), *parents]
-        for parent in parents:
-            self.shift[parent] -= math.log(2)
-        self.shift = self.shift[rows]
-        self.weight = nn.Parameter(self.weight.data[rows])
-        self.experts = len(rows)
-        return {"weight": rows}
+        self.shift[parents] -= math.log(2)
+        return self._append_rows(parents)
 
     def route(
         self, x_TD: Tensor, mask: Tensor | None, ids: Tensor | None, group: int | None

@@ -41,13 +41,8 @@ class StaticLogits(StaticRouter):
 
     def split(self, parents: list[int]) -> dict[str, list[int]]:
         """Give each parent a copy whose logit, like the parent's own, is lower by log 2."""
-        rows = [*range(self.experts), *parents]
-        for parent in parents:
-            self.shift[parent] -= math.log(2)
-        self.shift = self.shift[rows]
-        self.weight = nn.Parameter(self.weight.data[rows])
-        self.experts = len(rows)
-        return {"weight": rows}
+        self.shift[parents] -= math.log(2)
+        return self._append_rows(parents)
 
 
 def small_uniform(parameter: Tensor, bound: float = 0.05) -> None:

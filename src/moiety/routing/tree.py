@@ -68,8 +68,10 @@ class Tree(Router):
             fork[parent, n], fork[self.experts + n, n] = 1, -1
         self.sign = torch.cat([sign, fork], dim=1)
         fresh = self.weight.data.new_empty(new, self.dim).normal_(std=FRESH_STD)
-        self.weight = nn.Parameter(torch.cat([self.weight.data, fresh]))
-        self.bias = nn.Parameter(torch.cat([self.bias.data, self.bias.new_zeros(new)]))
+        level = torch.zeros_like(fresh[:, 0])
+        for name, added in (("weight", fresh), ("bias", level)):
+            old = getattr(self, name)
+            setattr(self, name, nn.Parameter(torch.cat([old.data, added]), old.requires_grad))
         self.experts = len(sign)
         rows = [*range(nodes), *[-1] * new]
         return {"weight": rows, "bias": rows}
