@@ -95,7 +95,7 @@ def options_of(cls: type[Router]) -> dict[str, Option]:
 def find(name: str) -> type[Router]:
     if name not in _ROUTERS:
         near = get_close_matches(name, _ROUTERS, n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
         raise ValueError(f"no router is named {name!r}{hint} Names: {', '.join(list_routers())}")
     return _ROUTERS[name]
 
