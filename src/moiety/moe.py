@@ -31,7 +31,7 @@ class MoE(nn.Module):
     """A mixture-of-experts layer.
 
     router, experts   objects; or a router's name and a number, with `dim`, `hidden` and options of
-                      the router and of `FeedForward`
+                      the router and of `FeedForward` (`bias`, where both have one, is the experts')
     capacity_factor   an expert takes at most ceil(S·K·factor/E) slots of a group of S tokens; None:
                       no limit but the router's own (`switch` has one)
     overflow          who goes first: "order" (by position) or "priority" (by gate, not causal)
@@ -96,9 +96,11 @@ class MoE(nn.Module):
             )
         if self.overflow not in ("order", "priority"):
             raise ValueError(f'overflow must be "order" or "priority", got {self.overflow!r}')
-        if self.capacity_factor is not None and not 0 < self.capacity_factor < float("inf"):
-            raise ValueError(f"capacity_factor must be positive, got {self.capacity_factor!r}")
-        whole = isinstance(self.group, int) and self.group >= 1
+        factor = self.capacity_factor
+        numeric = isinstance(factor, (int, float)) and 0 < factor < float("inf")
+        if factor is not None and not numeric:
+            raise ValueError(f"capacity_factor must be a positive number, got {factor!r}")
+        whole = type(self.group) is int and self.group >= 1
         if self.group not in (None, "example") and not whole:
             raise ValueError(
                 f'group must be None, "example" or a number of examples, got {self.group!r}'

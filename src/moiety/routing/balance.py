@@ -80,6 +80,8 @@ LOSSES: dict[str, Callable[[Routing], Tensor]] = {
 
 def check_weights(weights: dict[str, float]) -> dict[str, float]:
     """Raise on a loss that does not exist or a weight that is not a finite number."""
+    if not isinstance(weights, dict):
+        raise ValueError(f'balance must be weights by name, {{"switch": 0.01}}, got {weights!r}')
     for name, weight in weights.items():
         if name not in LOSSES:
             raise ValueError(f"no balance loss is named {name!r}; there are {', '.join(LOSSES)}")

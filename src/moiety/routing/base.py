@@ -48,7 +48,7 @@ class Opt:
         if self.low is None and self.high is None:
             return
         wrong = not numeric or not math.isfinite(value)  # type: ignore[arg-type]
-        wrong = wrong or (isinstance(self.low, int) and value != int(value))
+        wrong = wrong or (isinstance(self.low, int) and not isinstance(value, int))
         wrong = wrong or (self.low is not None and value < self.low)  # type: ignore[operator]
         wrong = wrong or (self.high is not None and value > self.high)  # type: ignore[operator]
         if wrong:

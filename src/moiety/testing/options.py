@@ -31,6 +31,8 @@ def bad_options_are_refused(case: Case) -> None:
         rule, wrong = option.rule, list[object]()
         if rule.low is not None:
             wrong += [rule.low - 1, float("nan"), NONSENSE]
+        if isinstance(rule.low, int):
+            wrong.append(rule.low + 1.0)  # whole, but not a whole number to what it is handed to
         if rule.high is not None:
             wrong.append(rule.high + 1)
         if rule.choices is not None or isinstance(option.default, bool):
