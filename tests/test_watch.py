@@ -217,7 +217,7 @@ def test_loss_is_handed_out_once():
 
 def test_a_watch_that_collects_nothing_warns():
     model = Model()
-    with pytest.warns(UserWarning, match="never collected"), watch(model):
+    with pytest.warns(UserWarning, match="not collected when the watch ended"), watch(model):
         model(tokens())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -226,6 +226,17 @@ def test_a_watch_that_collects_nothing_warns():
         model.head.balance = {}
         with watch(model):
             model(tokens())
+
+
+def test_a_watch_inside_another_need_not_collect():
+    layer = moiety.MoE("switch", dim=8, hidden=16, experts=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with watch(layer) as routes:
+            with watch(layer) as seen:  # only to look
+                layer(torch.randn(6, 8))
+            assert routes.loss() > 0
+    assert seen.summary()["moe"].calls == 1
 
 
 def test_an_evaluation_with_gradients_need_not_collect():

@@ -152,9 +152,11 @@ def watch(model: nn.Module, keep: Keep = "load") -> Iterator[Routes]:
     try:
         yield routes
         trained = any(t.requires_grad for _, call in routes._terms for t in call.values())
-        if trained and any(layer.training for layer in layers.values()):
+        alone = all(len(layer._watchers) == 1 for layer in layers.values())
+        if trained and alone and any(layer.training for layer in layers.values()):
             warnings.warn(
-                "balance losses were recorded but never collected: add routes.loss() to the loss",
+                "balance losses were recorded but not collected when the watch ended: add "
+                "routes.loss() to the loss",
                 stacklevel=3,
             )
     finally:
