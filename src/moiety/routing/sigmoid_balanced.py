@@ -26,7 +26,8 @@ class SigmoidBalanced(LinearRouter):
 
     The bias moves once an optimizer step: training calls add their load to `seen`, and the first
     one that finds the weight changed applies it. So accumulated gradients make one move, by the
-    load of all their calls. With several processes each counts its own tokens.
+    load of all their calls. With several processes each counts its own tokens, except that
+    DistributedDataParallel, which by default broadcasts buffers, keeps the counts of rank 0.
     """
 
     per_expert = ("weight", "bias", "seen", "last")
