@@ -267,6 +267,21 @@ def test_experts_without_parameters_can_grow():
     assert moiety.grow(layer, parents=[1])[0].gap == 0
 
 
+@pytest.mark.parametrize("overflow", ["order", "priority"])
+@pytest.mark.parametrize("name", ["top-k", "switch", "hash", "dselect-k"])
+def test_growth_under_a_capacity_limit_drops_nobody_else(name, overflow):
+    torch.manual_seed(0)
+    router = moiety.build_router(name, dim=16, experts=4)
+    experts = moiety.FeedForward(4, 16, 32)
+    layer = moiety.MoE(router, experts, capacity_factor=0.7, overflow=overflow).eval()
+    x, mask = torch.randn(4, 8, 16), torch.rand(4, 8) < 0.8
+    before = layer(x, mask)
+    assert float(layer.route(x.view(-1, 16), mask.view(-1)).drop_rate()) > 0.1
+    for parents in ([0, 2], [4, 1]):
+        assert moiety.grow(layer, parents=parents)[0].gap < 1e-5
+        torch.testing.assert_close(layer(x, mask), before, rtol=1e-5, atol=1e-6)
+
+
 def test_bad_requests_say_what_to_change():
     layer = moiety.MoE("top-k", dim=8, hidden=16, experts=4)
     with pytest.raises(ValueError, match="pass routes"):

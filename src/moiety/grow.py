@@ -7,8 +7,8 @@
 A copy joins its parent's family (see routing/families.py), so the output before and after is equal
 to round-off for every sparse router; a dense gate shifts both logits by −log 2; a soft tree splits
 its leaf. `how="rows"` copies the router's rows instead (as ALMA does in its language models), which
-changes the function; the gap is reported. A capacity limit is shared by more experts after growth,
-which also shows as a gap.
+changes the function; the gap is reported. Under a capacity limit the members of a family share what
+their first expert had. A limited dense gate has one more expert to limit, which shows as a gap.
 """
 
 from __future__ import annotations

@@ -148,7 +148,12 @@ class MoE(nn.Module):
             return keep_real(routing.chosen_by(_next(self._replayed)), mask)
         if self.capacity_factor is not None:
             routing = capacity.limit(
-                routing, self.capacity_factor, overflow=self.overflow, group=group, mask=mask
+                routing,
+                self.capacity_factor,
+                overflow=self.overflow,
+                group=group,
+                mask=mask,
+                families=self.router.families,
             )
         return routing
 

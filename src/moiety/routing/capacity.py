@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .families import Families
 from .value import Routing
 
 Overflow = Literal["order", "priority"]
@@ -24,8 +25,12 @@ def limit(
     overflow: Overflow = "order",
     group: int | None = None,
     mask: Tensor | None = None,
+    families: Families | None = None,
 ) -> Routing:
-    """Drop the slots past the capacity of their expert. `group` = tokens that share a capacity."""
+    """Drop the slots past the capacity of their expert. `group` = tokens that share a capacity.
+
+    A grown expert shares the capacity of its family, so that growth drops nobody else.
+    """
     if routing.by == "expert":
         raise ValueError(
             "expert choice has its capacity built in: set the router's capacity_factor, "
@@ -40,8 +45,11 @@ def limit(
     if mask is not None:
         wants_TK = wants_TK & mask[:, None]
     group_T = group_of(routing.tokens, group, routing.index.device)
-    place_TK = _place(routing, wants_TK, group_T, overflow)
-    limit_T = _capacity(routing, factor, group_T, mask)
+    owners, owner_TK = routing.experts, routing.index
+    if families is not None:
+        owners, owner_TK = families.scored, families.family[routing.index]
+    place_TK = _place(routing, owner_TK, wants_TK, group_T, overflow)
+    limit_T = _capacity(routing, owners, factor, group_T, mask)
     kept_TK = wants_TK & (place_TK < limit_T[:, None])
     dropped_TK = wants_TK & ~kept_TK
     if routing.dropped is not None:  # a router with a limit of its own, within the layer's
@@ -67,14 +75,18 @@ def slots_for(real_tokens: Tensor, per_token: float, experts: int) -> Tensor:
     return torch.ceil(real_tokens.double() * (per_token / experts) - 1e-9).long()
 
 
-def _capacity(routing: Routing, factor: float, group_T: Tensor, mask: Tensor | None) -> Tensor:
+def _capacity(
+    routing: Routing, owners: int, factor: float, group_T: Tensor, mask: Tensor | None
+) -> Tensor:
     groups = routing.tokens  # an upper bound that needs no look at the data
     real_G = real_per_group(group_T, groups, mask)
-    return slots_for(real_G, routing.index.shape[1] * factor, routing.experts)[group_T]
+    return slots_for(real_G, routing.index.shape[1] * factor, owners)[group_T]
 
 
-def _place(routing: Routing, wants_TK: Tensor, group_T: Tensor, overflow: Overflow) -> Tensor:
-    """`[T, K]`: how many slots of the same group and expert come before this one."""
+def _place(
+    routing: Routing, owner_TK: Tensor, wants_TK: Tensor, group_T: Tensor, overflow: Overflow
+) -> Tensor:
+    """`[T, K]`: how many slots of the same group and owner (expert or family) come before this."""
     tokens, k = routing.index.shape
     order_T = torch.arange(tokens, device=group_T.device)
     if overflow == "priority":
@@ -88,7 +100,7 @@ def _place(routing: Routing, wants_TK: Tensor, group_T: Tensor, overflow: Overfl
     served = order_T.repeat(k) * k + torch.arange(k, device=order_T.device).repeat_interleave(
         tokens
     )
-    bucket = routing.index + group_T[:, None] * routing.experts
+    bucket = owner_TK + group_T[:, None] * routing.experts
     bucket = bucket.masked_fill(~wants_TK, tokens * routing.experts)  # waits behind everybody
     bucket_N, by_bucket = torch.sort(bucket.flatten()[served], stable=True)
     place_N = torch.arange(tokens * k, device=order_T.device)
