@@ -445,6 +445,21 @@ def test_forward_mode_agrees_with_finite_differences(kind):
     torch.testing.assert_close(tangent, want, atol=1e-7, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", moiety.list_routers())
+def test_many_seeds_train_at_once(name):
+    """Each with noise of its own, where there is noise."""
+    layers = [layer_of(name, seed, balance={}) for seed in range(2)]
+    params, buffers = torch.func.stack_module_state(layers)
+    x = torch.randn(6, D)
+
+    def loss(params, buffers):
+        y = torch.func.functional_call(layers[0], (params, buffers), (x,))
+        return y.square().mean()
+
+    run = torch.func.vmap(torch.func.grad(loss), randomness="different")
+    assert all(g.isfinite().all() for g in run(params, buffers).values())
+
+
 def test_torch_func_grad_without_vmap():
     layer, x = layer_of(), torch.randn(6, D)
     params = dict(layer.named_parameters())

@@ -75,7 +75,7 @@ class Switch(LinearRouter):
     ) -> Routing:
         scores = chosen_by = self.scores(x_TD)
         if self.training and self.jitter > 0:
-            noise_TD = torch.empty_like(x_TD).uniform_(1 - self.jitter, 1 + self.jitter)
+            noise_TD = 1 + self.jitter * (2 * torch.rand_like(x_TD) - 1)
             chosen_by = self.scores(x_TD * noise_TD)
         gate = chosen_by.softmax(-1)
         # The losses see the noise-free gate, as in every router here.
