@@ -77,7 +77,10 @@ class Experts(nn.Module):
                 f"{', '.join(('auto', *self.backends))}"
             )
         if backend == "dense":
-            y_TD = self.dense(x_TD, routing.dense().to(x_TD.dtype))
+            real_TD = x_TD
+            if routing.mask is not None:  # a weight of zero would not keep NaN out of gradients
+                real_TD = torch.where(routing.mask[:, None], x_TD, 0.0)
+            y_TD = self.dense(real_TD, routing.dense().to(x_TD.dtype))
         else:
             plan = routing.plan()
             if backend == "loop":
