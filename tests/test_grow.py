@@ -290,6 +290,14 @@ def test_bad_requests_say_what_to_change():
         layer(torch.randn(4, 8))
     with pytest.raises(ValueError, match="needs loss="):
         moiety.grow(layer, routes=routes, by="loss")
+    with pytest.raises(ValueError, match="optimizer= takes Optimizer, got Routes"):
+        moiety.grow(layer, routes)
+    with pytest.raises(ValueError, match="routes= takes Routes, got dict"):
+        moiety.grow(layer, routes=routes.summary())
+    with pytest.raises(ValueError, match='no effect without by="loss"'):
+        moiety.grow(layer, routes=routes, loss=torch.ones(4))
+    with pytest.raises(ValueError, match="count = 5, but layer 'moe' has only 4"):
+        moiety.grow(layer, routes=routes, count=5)
     with pytest.raises(ValueError, match='"usage" or "loss"'):
         moiety.grow(layer, routes=routes, by="size")
     with pytest.raises(ValueError, match="from 0 to 3"):

@@ -62,6 +62,7 @@ def grow(
     probe    tokens [..., dim] on which the gap is measured; standard normal ones by default
     """
     _check(model, by, count, how)
+    _check_sources(optimizer, routes, by, loss)
     layers = moe_layers(model)
     chosen = {}
     for name, layer in layers.items():  # everything is checked before anything changes
@@ -80,6 +81,14 @@ def _check(model: nn.Module, by: str, count: int, how: str) -> None:
         raise ValueError("grow the module first and wrap it in DistributedDataParallel again")
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"count must be a whole number, at least 1, got {count!r}")
+
+
+def _check_sources(optimizer: object, routes: object, by: str, loss: object) -> None:
+    for word, value, kind in (("optimizer", optimizer, Optimizer), ("routes", routes, Routes)):
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{word}= takes {kind.__name__}, got {type(value).__name__}")
+    if loss is not None and by != "loss":
+        raise ValueError('loss= has no effect without by="loss"')
 
 
 def _check_layer(
@@ -138,6 +147,8 @@ def _pick(
         contribution(r, item, layer.router.dense) for r, item in zip(calls, losses, strict=True)
     ]
     total_E = torch.stack(parts).sum(0)
+    if count > len(total_E):
+        raise ValueError(f"count = {count}, but layer {name!r} has only {len(total_E)} experts")
     return torch.sort(total_E, descending=True, stable=True).indices[:count].tolist()
 
 
