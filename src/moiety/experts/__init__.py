@@ -1,13 +1,12 @@
 """Who does the work: experts and the ways to run them."""
 
-from .base import BACKENDS, Experts, StackedExperts
+from .base import Experts, StackedExperts
 from .dispatch import combine, dispatch
 from .feedforward import FeedForward
 from .lowrank import LowRank
 from .modules import ModuleExperts
 
 __all__ = [
-    "BACKENDS",
     "Experts",
     "FeedForward",
     "LowRank",

@@ -14,8 +14,6 @@ from ..routing.value import Plan, Routing, in_vmap
 from .dispatch import combine, dispatch
 from .grouped import native
 
-BACKENDS = ("auto", "loop", "grouped", "dense")
-
 
 class Experts(nn.Module):
     """Base of all experts: three ways to do the same sum, chosen by a word.

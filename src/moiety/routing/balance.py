@@ -109,7 +109,6 @@ def _mean_probs(r: Routing, loss: str) -> Tensor:
 
 
 def _product(share_E: Tensor, probs_E: Tensor) -> Tensor:
-    # Grown experts: probs may be by family; both then have the same length by construction.
     return share_E.shape[0] * (share_E.detach() * probs_E).sum()
 
 

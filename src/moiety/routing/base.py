@@ -68,6 +68,7 @@ class Router(nn.Module):
         static      the choice is the same for every token
         dense       every expert works for every token (growth then shifts logits)
         positional  in eval the choice depends on a token's place among the tokens of a call
+        needs_ids   it cannot decide without token ids (the contract then gives it some)
         per_expert  names of parameters and buffers with a row for each expert, where there are any
     Instance attribute:
         weights_sum "one" (the weights of a real token sum to one), "at most one", or "free"
