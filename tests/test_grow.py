@@ -127,6 +127,19 @@ def test_usage_and_loss_pick_the_expert_by_hand():
         contribution(routing, torch.ones(3), dense=False)
 
 
+def test_the_usage_of_a_sparse_router_needs_counts_only():
+    torch.manual_seed(0)
+    layer = moiety.MoE("top-k", dim=8, hidden=16, experts=4, k=1)
+    with moiety.watch(layer) as routes, torch.no_grad():
+        layer(torch.randn(64, 8))
+    assert moiety.grow(layer, routes=routes)[0].parents == [int(routes.load()["moe"].argmax())]
+    dense = moiety.MoE("softmax", dim=8, hidden=16, experts=4)
+    with moiety.watch(dense) as routes, torch.no_grad():
+        dense(torch.randn(64, 8))
+    with pytest.raises(KeyError, match="choices were not kept"):
+        moiety.grow(dense, routes=routes)
+
+
 def test_the_busiest_and_the_costliest_expert_are_grown():
     torch.manual_seed(0)
     layer = moiety.MoE("top-k", dim=8, hidden=16, experts=4, k=1)
@@ -296,7 +309,7 @@ def test_bad_requests_say_what_to_change():
         moiety.grow(layer, routes=routes.summary())
     with pytest.raises(ValueError, match='no effect without by="loss"'):
         moiety.grow(layer, routes=routes, loss=torch.ones(4))
-    with pytest.raises(ValueError, match="count = 5, but layer 'moe' has only 4"):
+    with pytest.raises(ValueError, match="count = 5, but there are only 4"):
         moiety.grow(layer, routes=routes, count=5)
     with pytest.raises(ValueError, match='"usage" or "loss"'):
         moiety.grow(layer, routes=routes, by="size")

@@ -1,6 +1,7 @@
 """The layer: how it is built, what it takes, who is dropped, and that it repeats itself."""
 
 import copy
+import inspect
 import re
 import warnings
 
@@ -189,7 +190,6 @@ def test_priority_keeps_the_surest():
     assert kept(layer_with(overflow="priority", group="example"), WANT_0) == [[0, 1]] * 4
     assert layer_with().causal
     assert not layer_with(overflow="priority").causal
-    assert steered(WANT_0, overflow="priority").causal  # nothing overflows without a capacity
     # Selectors are not slots: until they are binary, every expert works for every token.
     assert not layer_of("dselect-k", k=1, capacity_factor=1.0).causal
     assert layer_of("dselect-k", k=1, slots=1, capacity_factor=1.0).causal
@@ -601,3 +601,22 @@ def test_padding_may_hold_nan(name, backend):
     torch.testing.assert_close(y[mask], clean[mask])
     gradients = torch.autograd.grad(loss, [x, *layer.experts.parameters()])
     assert all(g.isfinite().all() for g in gradients)
+
+
+def test_what_would_be_ignored_is_refused():
+    for ignored in ({"overflow": "priority"}, {"group": "example"}, {"group": 2}):
+        with pytest.raises(ValueError, match="set capacity_factor"):
+            moiety.MoE("top-k", dim=16, hidden=16, experts=4, **ignored)
+        moiety.MoE("top-k", dim=16, hidden=16, experts=4, capacity_factor=1.0, **ignored)
+    moiety.MoE("expert-choice", dim=16, hidden=16, experts=4, group="example")
+    with pytest.raises(ValueError, match="'top-k' has none"):
+        moiety.MoE("top-k", dim=16, hidden=16, experts=4, balance={"load": 0.1})
+    moiety.MoE("noisy-top-k", dim=16, hidden=16, experts=4, balance={"load": 0.1})
+
+
+def test_no_option_has_two_owners():
+    """In the short form an option of the experts would hide a router's of the same name."""
+    experts = set(inspect.signature(moiety.FeedForward).parameters) - {"experts", "dim"}
+    layer = {"hidden", "group", "shared", "balance", "backend"}
+    for name in moiety.list_routers():
+        assert not set(moiety.describe(name).options) & (experts | layer), name

@@ -217,8 +217,14 @@ def test_loss_is_handed_out_once():
 
 def test_a_watch_that_collects_nothing_warns():
     model = Model()
-    with pytest.warns(UserWarning, match="not collected when the watch ended"), watch(model):
+    with pytest.warns(UserWarning, match="recorded but never collected"), watch(model):
         model(tokens())
+    with warnings.catch_warnings():  # after the block is early enough
+        warnings.simplefilter("error")
+        with watch(model) as routes:
+            model(tokens())
+        routes.loss()
+        del routes
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with watch(model), torch.no_grad():
@@ -466,3 +472,15 @@ def test_a_layer_may_have_grown_between_two_calls():
         layer(tokens())
     assert routes.load()["moe"].shape == (E + 1,)
     assert int(routes.load()["moe"].sum()) == 9 * 2 * 2
+
+
+def test_a_compiled_model_keeps_its_layers_names():
+    model = Model()
+    compiled = torch.compile(model, backend="eager")
+    with watch(compiled, keep="choice") as routes, torch.no_grad():
+        compiled(tokens())
+    with watch(model) as plain:
+        pass
+    assert routes.layers == plain.layers
+    with moiety.replay(model, routes), torch.no_grad():
+        model(tokens())

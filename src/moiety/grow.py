@@ -56,7 +56,8 @@ def grow(
 
     by       "usage": the work of each expert (gate mass for a dense gate);
              "loss": the summed loss of the tokens it served
-    routes   where that is read: what `watch(model, keep="choice")` recorded
+    routes   where that is read: what `watch(model, keep="choice")` recorded (for the usage of a
+             sparse router, any watch will do)
     loss     for by="loss": the loss of every example (or token), one tensor a recorded call
     parents  the experts to copy, instead of `routes`
     probe    tokens [..., dim] on which the gap is measured; standard normal ones by default
@@ -66,7 +67,9 @@ def grow(
     layers = moe_layers(model)
     chosen = {}
     for name, layer in layers.items():  # everything is checked before anything changes
-        picked = parents if parents is not None else _pick(name, layer, routes, by, loss, count)
+        picked = parents
+        if picked is None:
+            picked = _pick(_total(name, layer, routes, loss, by), count)
         _check_layer(name, layer, list(picked), how, optimizer)
         chosen[name] = list(picked)
     return [_grow_layer(n, m, chosen[n], how, optimizer, probe) for n, m in layers.items()]
@@ -119,23 +122,28 @@ def contribution(routing: Routing, loss: Tensor | None, dense: bool) -> Tensor:
     return loss_T.repeat_interleave(routing.tokens // loss_T.numel()) @ part_TE
 
 
-def _pick(
-    name: str,
-    layer: MoE,
-    routes: Routes | None,
-    by: str,
-    loss: Tensor | Sequence[Tensor] | None,
-    count: int,
-) -> list[int]:
-    """The experts to copy, by what they did."""
+def _pick(total_E: Tensor, count: int) -> list[int]:
+    """The experts that did, or cost, the most; of equal ones, the lower id."""
+    if count > len(total_E):
+        raise ValueError(f"count = {count}, but there are only {len(total_E)} experts")
+    return torch.sort(total_E, descending=True, stable=True).indices[:count].tolist()
+
+
+def _total(
+    name: str, layer: MoE, routes: Routes | None, loss: Tensor | Sequence[Tensor] | None, by: str
+) -> Tensor:
+    """`[E]`: what each expert of a layer did, or cost, in all recorded calls."""
     if routes is None:
         raise ValueError(
             'grow needs to know what each expert did: pass routes of watch(model, keep="choice"), '
             "or name the experts with parents=[...]"
         )
-    calls = routes[name]
-    if not calls:
+    name = routes.find(name)
+    if all(recorded != name for recorded, _ in routes.records):
         raise ValueError(f"the routes hold no call of layer {name!r}")
+    if by == "usage" and not layer.router.dense:
+        return routes.load()[name]
+    calls = routes[name]
     losses: Sequence[Tensor | None] = [None] * len(calls)
     if by == "loss":
         if loss is None:
@@ -143,13 +151,8 @@ def _pick(
         losses = [loss] if isinstance(loss, Tensor) else list(loss)
         if len(losses) != len(calls):
             raise ValueError(f"{len(losses)} loss tensors for {len(calls)} recorded calls")
-    parts = [
-        contribution(r, item, layer.router.dense) for r, item in zip(calls, losses, strict=True)
-    ]
-    total_E = torch.stack(parts).sum(0)
-    if count > len(total_E):
-        raise ValueError(f"count = {count}, but layer {name!r} has only {len(total_E)} experts")
-    return torch.sort(total_E, descending=True, stable=True).indices[:count].tolist()
+    pairs = zip(calls, losses, strict=True)
+    return torch.stack([contribution(r, item, layer.router.dense) for r, item in pairs]).sum(0)
 
 
 def _grow_layer(

@@ -105,6 +105,11 @@ class MoE(nn.Module):
             raise ValueError(
                 f'group must be None, "example" or a number of examples, got {self.group!r}'
             )
+        limited = factor is not None or getattr(self.router, "capacity_factor", None) is not None
+        if not limited and (self.overflow != "order" or self.group is not None):
+            raise ValueError(
+                "overflow and group are about a capacity, and there is none: set capacity_factor"
+            )
 
     @property
     def causal(self) -> bool:
@@ -237,7 +242,10 @@ def _build(
 
 
 def _balance(router: Router, weights: dict[str, float] | None) -> dict[str, float]:
-    return balance.check_weights(router.default_balance() if weights is None else weights)
+    chosen = balance.check_weights(router.default_balance() if weights is None else weights)
+    if chosen.get("load") and not router.noisy:
+        raise ValueError(f"the load loss is about noise in the scores; {router.name!r} has none")
+    return chosen
 
 
 def _flat(t: Tensor | None, lead: Sequence[int], word: str) -> Tensor | None:

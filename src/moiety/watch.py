@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -154,14 +155,19 @@ def watch(model: nn.Module, keep: Keep = "load") -> Iterator[Routes]:
         trained = any(t.requires_grad for _, call in routes._terms for t in call.values())
         alone = all(len(layer._watchers) == 1 for layer in layers.values())
         if trained and alone and any(layer.training for layer in layers.values()):
-            warnings.warn(
-                "balance losses were recorded but not collected when the watch ended: add "
-                "routes.loss() to the loss",
-                stacklevel=3,
-            )
+            # They may still be collected after the block, but not once the routes are gone.
+            weakref.finalize(routes, _warn_uncollected, routes._terms).atexit = False
     finally:
         for layer in layers.values():
             layer._watchers = tuple(w for w in layer._watchers if w[1] is not routes)
+
+
+def _warn_uncollected(terms: list) -> None:
+    if terms:
+        warnings.warn(
+            "balance losses were recorded but never collected: add routes.loss() to the loss",
+            stacklevel=2,
+        )
 
 
 @contextlib.contextmanager
@@ -183,10 +189,15 @@ def replay(model: nn.Module, routes: Routes) -> Iterator[None]:
 
 def moe_layers(model: nn.Module) -> dict[str, MoE]:
     """The MoE layers of a model by full name; a model without any raises."""
-    layers = {name or "moe": m for name, m in model.named_modules() if isinstance(m, MoE)}
+    layers = {_plain(name): m for name, m in model.named_modules() if isinstance(m, MoE)}
     if not layers:
         raise ValueError(f"{type(model).__name__} has no MoE layer")
     return layers
+
+
+def _plain(name: str) -> str:
+    """A layer's name as it was before `torch.compile` wrapped what holds it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod") or "moe"
 
 
 def param_groups(model: nn.Module) -> list[dict]:

@@ -58,7 +58,7 @@ def test_euler_identity(seed, scale):
 @quick
 @given(SEEDS, TAUS, TAUS)
 def test_perturbed_radial_derivative(seed, tau_1, tau_2):
-    r, x = drawn(seed, "perturbed-cosine", tau_1=tau_1, tau_2=tau_2, bias=False)
+    r, x = drawn(seed, "perturbed-cosine", tau_1=tau_1, tau_2=tau_2, b0=False)
     norm = r.embedding.norm(dim=1)
     want = r.scores(x) * tau_1 / (norm + tau_1)
     torch.testing.assert_close(radial(r, x), want)
@@ -209,7 +209,7 @@ def test_bias(name):
     with torch.no_grad():
         r.bias[2] = 3.0
     torch.testing.assert_close(r(x).scores[:, 2], before[:, 2] + 3)
-    assert router(name, bias=False).bias is None
+    assert router(name, b0=False).bias is None
 
 
 def test_start():
@@ -255,7 +255,7 @@ def test_random_tau_is_half_normal_around_each_norm():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", BOTH)
 def test_split_keeps_the_mass(name, bias):
-    r = router(name, k=None, bias=bias)
+    r = router(name, k=None, b0=bias)
     x = torch.randn(7, 5, dtype=torch.float64)
     before = r(x).dense()
     rows = r.split([1, 3])

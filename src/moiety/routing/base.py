@@ -65,6 +65,7 @@ class Router(nn.Module):
     Attributes that a router declares, on its class or (where options decide) on itself:
         causal      a token's choice never depends on later tokens
         stochastic  draws random numbers in training
+        noisy       they are added to the scores, and the Routing tells the load loss about them
         static      the choice is the same for every token
         dense       every expert works for every token (growth then shifts logits)
         positional  in eval the choice depends on a token's place among the tokens of a call
@@ -79,6 +80,7 @@ class Router(nn.Module):
     equation: ClassVar[str] = ""
     causal: bool = True
     stochastic: bool = False
+    noisy: bool = False
     static: ClassVar[bool] = False
     dense: bool = False
     positional: ClassVar[bool] = False

@@ -28,7 +28,7 @@ Project = Annotated[
 ]
 Temperature = Annotated[float, Opt("cosines are divided by it", alt=0.2, low=1 / MOST_SCALE)]
 LearnTemperature = Annotated[bool, Opt("the temperature is a parameter", alt=True)]
-Bias = Annotated[bool, Opt("each expert has a learned b0, zero at the start", alt=False)]
+Offset = Annotated[bool, Opt("each expert has a learned b0, zero at the start", alt=False)]
 Renormalise = Annotated[bool, Opt("weights of the chosen sum to one", alt=False)]
 
 
@@ -51,7 +51,7 @@ class CosineRouter(Router):
         project: int | None,
         temperature: float,
         learn_temperature: bool,
-        bias: bool,
+        b0: bool,
         renormalise: bool,
     ) -> None:
         super().__init__(dim, experts)
@@ -61,7 +61,7 @@ class CosineRouter(Router):
         self.weights_sum = "one" if whole else "at most one"
         self.embedding = nn.Parameter(torch.empty(experts, project or dim))
         self.projection = None if project is None else nn.Parameter(torch.empty(project, dim))
-        self.bias = nn.Parameter(torch.zeros(experts)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(experts)) if b0 else None
         log_scale = torch.tensor(-math.log(temperature))
         if learn_temperature:
             self.log_scale = nn.Parameter(log_scale)
@@ -142,12 +142,10 @@ class Cosine(CosineRouter):
         project: Project = None,
         temperature: Temperature = 1.0,
         learn_temperature: LearnTemperature = False,
-        bias: Bias = True,
+        b0: Offset = True,
         renormalise: Renormalise = True,
     ) -> None:
-        super().__init__(
-            dim, experts, k, project, temperature, learn_temperature, bias, renormalise
-        )
+        super().__init__(dim, experts, k, project, temperature, learn_temperature, b0, renormalise)
 
 
 def shrink(v: Tensor, tau: float | Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class NoisyTopK(LinearRouter):
             raise ValueError(f"{self.name}: std is for noise='fixed'; learned noise has its own")
         self.k, self.noise, self.renormalise = k, noise, renormalise
         self.std = 1 / experts if std is None else std
-        self.stochastic = noise == "learned" or self.std > 0
+        self.stochastic = self.noisy = noise == "learned" or self.std > 0
         self.weights_sum = "one" if renormalise or k == experts else "at most one"
         if noise == "learned":
             # Zero: every score starts with the same noise, softplus(0) = log 2.

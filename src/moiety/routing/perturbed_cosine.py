@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .base import Opt
-from .cosine import Bias, CosineRouter, K, LearnTemperature, Project, Renormalise, Temperature
+from .cosine import CosineRouter, K, LearnTemperature, Offset, Project, Renormalise, Temperature
 from .registry import register
 
 Tau = Annotated[float, Opt("added to the norm of an expert (1) or a token (2)", alt=1.0, low=0.0)]
@@ -37,7 +37,7 @@ class PerturbedCosine(CosineRouter):
         project: Project = None,
         temperature: Temperature = 1.0,
         learn_temperature: LearnTemperature = False,
-        bias: Bias = True,
+        b0: Offset = True,
         renormalise: Renormalise = True,
         tau_1: Tau = 0.1,
         tau_2: Tau = 0.1,
@@ -50,9 +50,7 @@ class PerturbedCosine(CosineRouter):
             ),
         ] = "constant",
     ) -> None:
-        super().__init__(
-            dim, experts, k, project, temperature, learn_temperature, bias, renormalise
-        )
+        super().__init__(dim, experts, k, project, temperature, learn_temperature, b0, renormalise)
         self.tau_1, self.tau_2, self.noise = tau_1, tau_2, noise
         self.stochastic = noise == "random"
 
