@@ -1,8 +1,5 @@
 """DistributedDataParallel, two gloo processes: idle experts and a rank without tokens."""
 
-import os
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -54,10 +51,9 @@ def loss_of(model, x):
     return loss, next(iter(routes.load().values()))
 
 
-def work(rank, port, results):
+def work(rank, meeting, results):
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     try:
         for kind in KINDS:
             for case, ranks in CASES.items():
@@ -74,15 +70,12 @@ def work(rank, port, results):
         dist.destroy_process_group()
 
 
-def run_all():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+def run_all(meeting):
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         results = manager.dict()
         processes = [
-            context.Process(target=work, args=(rank, port, results), daemon=True)
+            context.Process(target=work, args=(rank, meeting, results), daemon=True)
             for rank in range(2)
         ]
         for p in processes:
@@ -98,9 +91,9 @@ def run_all():
 
 
 @pytest.fixture(scope="module")
-def reduced():
-    """The gradients of every case, from one pair of processes."""
-    return run_all()
+def reduced(tmp_path_factory):
+    """The gradients of every case, from one pair of processes that meet at a file."""
+    return run_all(tmp_path_factory.mktemp("ranks") / "meeting")
 
 
 def test_gradients_are_the_average_over_ranks(reduced):
