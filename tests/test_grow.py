@@ -136,7 +136,7 @@ def test_the_usage_of_a_sparse_router_needs_counts_only():
     dense = moiety.MoE("softmax", dim=8, hidden=16, experts=4)
     with moiety.watch(dense) as routes, torch.no_grad():
         dense(torch.randn(64, 8))
-    with pytest.raises(KeyError, match="choices were not kept"):
+    with pytest.raises(ValueError, match="choices were not kept"):
         moiety.grow(dense, routes=routes)
 
 
@@ -320,3 +320,10 @@ def test_bad_requests_say_what_to_change():
     with pytest.raises(ValueError, match="holds none"):
         moiety.grow(layer, parents=[1], optimizer=torch.optim.SGD(nn.Linear(2, 2).parameters()))
     assert layer.router.total == layer.experts.experts == 4  # nothing was half done
+
+
+def test_growing_in_training_without_the_optimizer_warns():
+    layer = moiety.MoE("top-k", dim=8, hidden=16, experts=4)
+    layer(torch.randn(4, 8)).sum().backward()
+    with pytest.warns(UserWarning, match="pass optimizer="):
+        moiety.grow(layer, parents=[0])

@@ -77,7 +77,7 @@ def test_parts_that_do_not_fit():
         MoE(build_router("top-k", dim=D, experts=4), feedforward())
     with pytest.raises(ValueError, match="experts must be an Experts object, got NoneType"):
         MoE(build_router("top-k", dim=D, experts=E))
-    with pytest.raises(ValueError, match="hidden, gated belong to its constructor"):
+    with pytest.raises(ValueError, match="hidden, gated belong to their constructors"):
         MoE(build_router("top-k", dim=D, experts=E), feedforward(), gated=True, hidden=3)
 
 
@@ -113,7 +113,7 @@ def test_wrong_input():
     for word in ("mask", "ids"):
         with pytest.raises(ValueError, match=rf"{word} must have the shape \[2, 3\]"):
             layer(x, **{word: torch.ones(6, dtype=torch.long)})
-    with pytest.raises(ValueError, match="mask must be bool or 0/1"):
+    with pytest.raises(ValueError, match="mask must be bool or integer"):
         layer(x, mask=torch.zeros(2, 3))  # an additive mask would read inside out
     with pytest.raises(ValueError, match="NaN or infinite"):
         layer(torch.full((2, 3, D), float("nan")))
@@ -274,8 +274,16 @@ def test_balance_default_given_and_none():
 
 
 def test_a_loss_that_the_router_cannot_give_raises():
-    with pytest.raises(ValueError, match="needs a gate distribution"):
-        layer_of("hash", balance={"switch": 0.1})(torch.randn(3, D))
+    with pytest.raises(ValueError, match="hash: the switch loss needs a gate distribution"):
+        layer_of("hash", balance={"switch": 0.1})
+    with pytest.raises(ValueError, match="top-k: there is no entropy term to weigh"):
+        layer_of("top-k", balance={"entropy": 0.1})
+    state = torch.get_rng_state()
+    layer_of("noisy-top-k", balance={})
+    plain = torch.get_rng_state()
+    torch.set_rng_state(state)
+    layer_of("noisy-top-k", balance={"load": 0.1})  # the trial draws nothing of the caller's
+    assert torch.equal(plain, torch.get_rng_state())
 
 
 def test_backend_changes_how_not_what():
@@ -620,3 +628,26 @@ def test_no_option_has_two_owners():
     layer = {"hidden", "group", "shared", "balance", "backend"}
     for name in moiety.list_routers():
         assert not set(moiety.describe(name).options) & (experts | layer), name
+
+
+def test_a_name_with_an_experts_object():
+    experts = ModuleExperts([nn.Linear(16, 16) for _ in range(3)], dim=16)
+    layer = moiety.MoE("top-k", experts, k=1)
+    assert layer.router.experts == 3
+    assert layer.router.k == 1
+    assert layer(torch.randn(4, 16)).shape == (4, 16)
+    with pytest.raises(ValueError, match="hidden belong to their constructors"):
+        moiety.MoE("top-k", experts, hidden=8)
+    with pytest.raises(ValueError, match="name or a Router, got NoneType"):
+        moiety.MoE(None, experts)
+    with pytest.raises(ValueError, match="experts must be an Experts object, got int"):
+        moiety.MoE(layer.router, 8, hidden=128)
+
+
+def test_a_router_that_returns_something_else():
+    class Wrong(moiety.Router):
+        def route(self, x_TD, mask, ids, group):
+            return None
+
+    with pytest.raises(TypeError, match=r"Wrong\.route must return a Routing, got NoneType"):
+        Wrong(4, 2)(torch.randn(3, 4))

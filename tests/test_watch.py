@@ -99,7 +99,7 @@ def test_keep(keep):
     want = model.blocks[0].moe.route(model.blocks[0].norm(x))
     assert torch.equal(routes.load()[NAMES[0]], want.load())
     if keep == "load":
-        with pytest.raises(KeyError, match='keep="choice"'):
+        with pytest.raises(ValueError, match='keep="choice"'):
             routes["head"]
         return
     kept = routes[NAMES[0]][0]
@@ -386,7 +386,7 @@ def test_replay_errors():
             model(x)
         with watch(model) as counts:
             model(x)
-    with pytest.raises(KeyError, match='keep="choice"'), replay(model, counts):
+    with pytest.raises(ValueError, match='keep="choice"'), replay(model, counts):
         pass
     with pytest.raises(ValueError, match=r"recorded on other layers: blocks\.0\.moe"):  # noqa: SIM117
         with replay(nn.Sequential(Block()), routes):
@@ -484,3 +484,21 @@ def test_a_compiled_model_keeps_its_layers_names():
     assert routes.layers == plain.layers
     with moiety.replay(model, routes), torch.no_grad():
         model(tokens())
+
+
+def test_losses_can_be_logged_after_they_were_collected():
+    model = Model()
+    with watch(model) as routes:
+        model(tokens())
+        before = routes.terms()
+        assert before
+        routes.loss()
+    assert routes.terms() == before
+
+
+def test_no_losses_are_a_zero_tensor():
+    layer = moiety.MoE("top-k", dim=8, hidden=8, experts=4)
+    with watch(layer) as routes:
+        layer(torch.randn(3, 8))
+        assert routes.loss().item() == 0.0
+    assert routes.terms() == {}

@@ -14,6 +14,7 @@ their first expert had. A limited dense gate has one more expert to limit, which
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -54,12 +55,16 @@ def grow(
 ) -> list[Growth]:
     """Copy the `count` experts of each MoE layer that do, or cost, the most.
 
+    optimizer  the one that trains the model: growth replaces parameters, and it must hold the new
+             ones, or these stay as they are
     by       "usage": the work of each expert (gate mass for a dense gate);
              "loss": the summed loss of the tokens it served
     routes   where that is read: what `watch(model, keep="choice")` recorded (for the usage of a
              sparse router, any watch will do)
     loss     for by="loss": the loss of every example (or token), one tensor a recorded call
     parents  the experts to copy, instead of `routes`
+    count    how many experts of each layer to copy
+    how      "family" keeps the function; "rows" copies the router's rows and does not
     probe    tokens [..., dim] on which the gap is measured; standard normal ones by default
     """
     _check(model, by, count, how)
@@ -174,6 +179,12 @@ def _grow_layer(
     layer._check()
     if optimizer is not None:
         _grow_optimizer(optimizer, params, dict(layer.named_parameters()), rows)
+    elif any(p.grad is not None for p in params.values()):
+        warnings.warn(
+            "grow replaced parameters in training: pass optimizer=, or make a new one, or they "
+            "stay as they are",
+            stacklevel=4,
+        )
     after = _output(layer, probe)
     gap = float((after - before).norm() / before.norm().clamp(min=1e-30))
     return Growth(name, list(parents), list(range(first, layer.experts.experts)), gap)

@@ -6,6 +6,7 @@ y = layer(x)                        # x: [..., dim]
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Sequence
@@ -31,12 +32,13 @@ class MoE(nn.Module):
     """A mixture-of-experts layer.
 
     router, experts   objects; or a router's name and a number, with `dim`, `hidden` and options of
-                      the router and of `FeedForward` (`bias`, where both have one, is the experts')
-    capacity_factor   an expert takes at most ceil(S·K·factor/E) slots of a group of S tokens; None:
-                      no limit but the router's own (`switch` has one)
+                      the router and of `FeedForward`; or a name, an Experts object and options of
+                      the router
+    capacity_factor   an expert takes at most ceil(S·K·factor/E) slots of a group of S tokens, in
+                      eval as well; None: no limit but the router's own (`switch` has one)
     overflow          who goes first: "order" (by position) or "priority" (by gate, not causal)
     group             the examples (along the first axis of x) that share a capacity: a number,
-                      "example" for one, None for the whole batch
+                      "example" for one, None for the whole batch; the last may be smaller
     shared            a module that every token passes besides its experts
     balance           loss weights by name (docs/losses.md), collected by `moiety.watch`; None: the
                       router's own defaults
@@ -63,6 +65,8 @@ class MoE(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        if not isinstance(router, (str, Router)):
+            raise ValueError(f"router must be a name or a Router, got {type(router).__name__}")
         if isinstance(router, str):
             owned = describe(router).options  # switch and expert choice have their own capacity
             if "overflow" in owned:
@@ -113,10 +117,11 @@ class MoE(nn.Module):
 
     @property
     def causal(self) -> bool:
-        """Whether a token's output never depends on later tokens.
+        """Whether a token's output never depends on what later tokens hold.
 
-        Under a capacity limit all first choices are placed before any second one, so that with
-        more than one slot a token a later token can push out an earlier one.
+        How many there are matters under any capacity limit, since that sets the capacity: to
+        generate token by token, have none. And all first choices are placed before any second one,
+        so that with more than one slot a token a later token can push out an earlier one.
         """
         limited = self.capacity_factor is not None
         coupled = limited and (self.overflow == "priority" or self.router.slots_per_token > 1)
@@ -146,7 +151,7 @@ class MoE(nn.Module):
         group = self._group_tokens(x_TD.shape[0], lead)
         if mask is not None:
             if mask.is_floating_point():  # an additive mask (0 and -inf) would read inside out
-                raise ValueError(f"mask must be bool or 0/1 (1 = real token), got {mask.dtype}")
+                raise ValueError(f"mask must be bool or integer (1 = real), got {mask.dtype}")
             mask = mask.bool()
         routing = self.router(x_TD, mask, ids, group)
         if self._replayed is not None:
@@ -221,17 +226,23 @@ def explain(layer: MoE, x: Tensor | None = None) -> str:
 
 
 def _check_objects(experts: object, belongs_elsewhere: dict[str, Any]) -> None:
+    if not isinstance(experts, Experts):
+        raise ValueError(
+            f"with a router object, experts must be an Experts object, got {type(experts).__name__}"
+        )
     given = [word for word, value in belongs_elsewhere.items() if value is not None]
     if given:
-        raise ValueError(f"with a router object, {', '.join(given)} belong to its constructor")
-    if not isinstance(experts, Experts):
-        raise ValueError(f"experts must be an Experts object, got {type(experts).__name__}")
+        raise ValueError(f"with objects, {', '.join(given)} belong to their constructors")
 
 
 def _build(
     name: str, experts: Any, dim: Any, hidden: Any, options: dict[str, Any]
-) -> tuple[Router, FeedForward]:
+) -> tuple[Router, Experts]:
     """Router and feed-forward experts from words and numbers; every option finds its owner."""
+    if isinstance(experts, Experts):
+        _check_objects(experts, {"dim": dim, "hidden": hidden})
+        router = build_router(name, dim=experts.dim, experts=experts.experts, **options)
+        return router, experts
     needed = {"dim": dim, "hidden": hidden, "experts": experts}
     missing = [word for word, value in needed.items() if value is None]
     if missing:
@@ -245,7 +256,20 @@ def _balance(router: Router, weights: dict[str, float] | None) -> dict[str, floa
     chosen = balance.check_weights(router.default_balance() if weights is None else weights)
     if chosen.get("load") and not router.noisy:
         raise ValueError(f"the load loss is about noise in the scores; {router.name!r} has none")
+    if weights:
+        _try_losses(router, chosen)
     return chosen
+
+
+def _try_losses(router: Router, weights: dict[str, float]) -> None:
+    """Raise now, not at the first step, if the router lacks what a loss needs."""
+    like = next(iter((*router.parameters(), *router.buffers())), torch.empty(()))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        trial = copy.deepcopy(router)(torch.zeros(2, router.dim, device=like.device))
+        try:
+            balance.terms(trial, weights)
+        except ValueError as error:
+            raise ValueError(f"{router.name}: {error}") from None
 
 
 def _flat(t: Tensor | None, lead: Sequence[int], word: str) -> Tensor | None:

@@ -47,7 +47,7 @@ class LayerSummary:
     """What the experts of one layer did, over all recorded calls."""
 
     load: list[float]  # share of the work of each expert; sums to one
-    entropy: float | None  # mean entropy of a token's gate, in nats
+    entropy: float | None  # mean entropy of a token's gate, in nats; None: there is no gate (hash)
     dead: list[int]  # experts that got no token
     drop_rate: float
     effective: float  # exp(entropy of the load): as many equally busy experts
@@ -62,6 +62,7 @@ class Routes:
         self.layers, self.keep = layers, keep
         self.records: list[tuple[str, Record]] = []
         self._terms: list[tuple[str, dict[str, Tensor]]] = []
+        self._collected: list[tuple[str, dict[str, Tensor]]] = []
 
     def add(self, name: str, routing: Routing, terms: dict[str, Tensor]) -> None:
         """Record one call of a layer and its weighted losses."""
@@ -74,26 +75,31 @@ class Routes:
 
     # -- losses --------------------------------------------------------------------------------
 
-    def loss(self) -> Tensor | float:
+    def loss(self) -> Tensor:
         """The weighted balance losses of all layers and calls since the last time it was asked.
 
-        Each layer's terms are computed on that layer alone and then added, so that no layer's
-        collapse hides behind another's balance.
+        Zero where no layer has any. Each layer's terms are computed on that layer alone and then
+        added, so that no layer's collapse hides behind another's balance.
         """
         terms = [term for _, call in self._terms for term in call.values()]
+        self._collected = [(n, {k: t.detach() for k, t in c.items()}) for n, c in self._terms]
         self._terms.clear()
         if terms and torch.is_grad_enabled() and not any(t.requires_grad for t in terms):
             warnings.warn(
-                "the balance losses carry no gradient: the layers ran under no_grad, as with "
-                "reentrant gradient checkpointing (use_reentrant=False keeps it)",
+                "the balance losses carry no gradient: the layers ran under no_grad (reentrant "
+                "gradient checkpointing does that; use_reentrant=False keeps it), or the gate is "
+                "detached",
                 stacklevel=2,
             )
-        return sum(terms) if terms else 0.0
+        return sum(terms, torch.zeros(()))
 
     def terms(self) -> dict[str, dict[str, float]]:
-        """The weighted losses by layer and name, not yet collected, as numbers to log."""
+        """The weighted losses by layer and name, as numbers to log.
+
+        Those that wait for `loss()`, or else those that it collected last.
+        """
         out: dict[str, dict[str, float]] = {}
-        for name, call in self._terms:
+        for name, call in self._terms or self._collected:
             layer = out.setdefault(name, {})
             for loss, term in call.items():
                 layer[loss] = layer.get(loss, 0.0) + float(term.detach())
@@ -114,7 +120,7 @@ class Routes:
     def __getitem__(self, name: str) -> list[Routing]:
         """The decisions of a layer, one a call, in order."""
         if self.keep == "load":
-            raise KeyError('choices were not kept: watch(model, keep="choice") or keep="all"')
+            raise ValueError('choices were not kept: watch(model, keep="choice") or keep="all"')
         full = self.find(name)
         return [r.routing for n, r in self.records if n == full and r.routing is not None]
 
@@ -201,7 +207,10 @@ def _plain(name: str) -> str:
 
 
 def param_groups(model: nn.Module) -> list[dict]:
-    """Parameters in three named groups for an optimizer: router, experts, rest."""
+    """Parameters in up to three named groups for an optimizer: router, experts, rest.
+
+    A group without parameters is left out, as optimizers refuse it.
+    """
     layers = moe_layers(model).values()
     parts = {
         "router": [p for m in layers for p in m.router.parameters()],

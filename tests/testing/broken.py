@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from moiety.routing import Opt
+from moiety.routing import Opt, Routing
 from moiety.routing.base import keep_real, masked_mean
 from moiety.routing.capacity import limit
 from moiety.routing.top_k import TopK
@@ -22,6 +22,32 @@ class NoiseInEval(TopK):
     def scores(self, x_TD):
         scores = super().scores(x_TD)
         return scores + torch.randn_like(scores)
+
+
+class DetachedGate(TopK):
+    """Weigh by a gate that the task's gradient cannot reach; the losses still can."""
+
+    caught_by = "weights_carry_a_gradient"
+
+    def route(self, x_TD, mask, ids, group):
+        r = super().route(x_TD, mask, ids, group)
+        return r.replace(weight=r.weight.detach(), gate=r.gate.detach())
+
+
+class TiesAtWill(TopK):
+    """Give equal scores to whom it likes."""
+
+    caught_by = "ties_go_to_the_lower_id"
+
+    def route(self, x_TD, mask, ids, group):
+        scores = self.scores(x_TD)
+        index = torch.sort(scores.flip(-1), dim=-1, descending=True, stable=True).indices[
+            :, : self.k
+        ]
+        index = self.experts - 1 - index
+        return Routing.choose(
+            index, scores.softmax(-1), renormalise=self.renormalise, scores=scores
+        )
 
 
 class WrongSum(TopK):
@@ -143,6 +169,8 @@ class CountsTwice(CountsInEval):
 
 BROKEN = (
     NoiseInEval,
+    DetachedGate,
+    TiesAtWill,
     WrongSum,
     IgnoredOption,
     PooledLoss,

@@ -128,9 +128,8 @@ def _first_choice(r: Routing) -> Tensor:
 
 def _own(r: Routing, name: str) -> Tensor:
     if name not in r.penalties:
-        raise ValueError(
-            f"this router has no {name} term; it has {', '.join(r.penalties) or 'none'}"
-        )
+        has = f"only {', '.join(r.penalties)}" if r.penalties else "no term of its own"
+        raise ValueError(f"there is no {name} term to weigh: this router has {has}")
     return r.penalties[name]
 
 

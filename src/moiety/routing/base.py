@@ -63,7 +63,7 @@ class Router(nn.Module):
     """Base of all routers.
 
     Attributes that a router declares, on its class or (where options decide) on itself:
-        causal      a token's choice never depends on later tokens
+        causal      a token's choice never depends on what later tokens hold
         stochastic  draws random numbers in training
         noisy       they are added to the scores, and the Routing tells the load loss about them
         static      the choice is the same for every token
@@ -173,6 +173,9 @@ class Router(nn.Module):
             if mask is not None:  # padding may hold anything, NaN too: select, never multiply
                 x_TD = torch.where(mask[:, None], x_TD, 0.0)
             routing = self.route(x_TD, mask, ids, group)
+            if not isinstance(routing, Routing):
+                found = type(routing).__name__
+                raise TypeError(f"{type(self).__name__}.route must return a Routing, got {found}")
             if self.families is not None:
                 routing = self.families(routing, x_TD)
             return keep_real(routing, mask)

@@ -138,3 +138,15 @@ def zero_vectors_are_defined(case: Case) -> None:
     learned = [("x", x_TD), *router.named_parameters()]
     wrong = [name for name, p in learned if p.grad is not None and not p.grad.isfinite().all()]
     need(not wrong, f"the gradient of {', '.join(wrong)} is not finite")
+
+
+def ties_go_to_the_lower_id(case: Case) -> None:
+    """Where a zero token gives all experts the same score, those with the lowest ids are chosen."""
+    router = case.build().eval()
+    r = call(router, torch.zeros(3, router.dim))
+    if r.by != "token" or r.scores is None or r.index.shape[1] == r.experts:
+        return
+    if bool((r.scores == r.scores[:, :1]).all()):
+        chosen = r.index.sort(1).values
+        lowest = torch.arange(r.index.shape[1]).expand_as(chosen)
+        need(torch.equal(chosen, lowest), f"of equal scores it chose {chosen[0].tolist()}")

@@ -104,3 +104,18 @@ def gradients_reach_parameters(case: Case) -> None:
             p.grad is not None and p.grad.isfinite().all(), f"the gradient of {name} is not finite"
         )
         need(p.grad is not None and p.grad.any(), f"the gradient of {name} is zero")
+
+
+def weights_carry_a_gradient(case: Case) -> None:
+    """The task reaches the router through the combine weights alone, without any loss."""
+    router = case.build().train()
+    learned = [p for p in router.parameters() if p.requires_grad]
+    if not learned:
+        return
+    torch.manual_seed(1)
+    r = call(router, tokens(32))
+    need(r.weight.requires_grad, "the weights carry no gradient: the gate is detached")
+    pattern = torch.linspace(-1, 1, r.weight.numel(), dtype=r.weight.dtype).view_as(r.weight)
+    gradients = torch.autograd.grad((r.weight * pattern).sum(), learned, allow_unused=True)
+    moved = any(g is not None and bool(g.any()) for g in gradients)
+    need(moved, "no parameter has a gradient from the combine weights")

@@ -25,6 +25,7 @@ EACH = (
     decision.static_as_declared,
     decision.dense_as_declared,
     decision.zero_vectors_are_defined,
+    decision.ties_go_to_the_lower_id,
     coupling.causal_as_declared,
     coupling.groups_are_apart,
     coupling.padding_never_counts,
@@ -34,6 +35,7 @@ EACH = (
     losses.fp32_under_autocast,
     losses.fp32_in_a_half_model,
     losses.gradients_reach_parameters,
+    losses.weights_carry_a_gradient,
     state.recomputation_changes_nothing,
     state.state_dict_round_trip,
     state.deepcopy_is_equal,
@@ -72,6 +74,8 @@ def check_router(name: str, **options: object) -> None:
     Options that are given here are held fixed. Raises AssertionError with the router, the first
     check that failed and what was seen.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"check_router takes the name of a registered router, got {name!r}")
     for check in ROUTER:
         check(name, **options)
 
