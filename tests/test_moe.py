@@ -651,3 +651,16 @@ def test_a_router_that_returns_something_else():
 
     with pytest.raises(TypeError, match=r"Wrong\.route must return a Routing, got NoneType"):
         Wrong(4, 2)(torch.randn(3, 4))
+
+
+def test_near_misses_get_a_hint():
+    with pytest.raises(ValueError, match="gated=True"):
+        moiety.MoE("top-k", dim=16, hidden=16, experts=4, activation="swiglu")
+    with pytest.raises(ValueError, match="shared must be a module, got int"):
+        moiety.MoE("top-k", dim=16, hidden=16, experts=4, shared=3)
+    with pytest.raises(ValueError, match="a module with MoE layers is wanted, got int"), watch(3):
+        pass
+    layer = moiety.MoE("top-k", dim=16, hidden=16, experts=4)
+    with watch(layer) as routes:
+        layer(torch.randn(2, 16))
+    assert repr(routes) == "Routes(layers=['moe'], keep='load', calls=1)"

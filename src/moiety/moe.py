@@ -92,6 +92,8 @@ class MoE(nn.Module):
                 f"the router is for {self.router.total} experts of width {self.router.dim}, the "
                 f"experts are {self.experts.experts} of width {self.experts.dim}"
             )
+        if self.shared is not None and not isinstance(self.shared, nn.Module):
+            raise ValueError(f"shared must be a module, got {type(self.shared).__name__}")
         backends = ("auto", *self.experts.backends)
         if self.backend not in backends:
             raise ValueError(

@@ -64,6 +64,9 @@ class Routes:
         self._terms: list[tuple[str, dict[str, Tensor]]] = []
         self._collected: list[tuple[str, dict[str, Tensor]]] = []
 
+    def __repr__(self) -> str:
+        return f"Routes(layers={self.layers}, keep={self.keep!r}, calls={len(self.records)})"
+
     def add(self, name: str, routing: Routing, terms: dict[str, Tensor]) -> None:
         """Record one call of a layer and its weighted losses."""
         if terms:
@@ -195,6 +198,8 @@ def replay(model: nn.Module, routes: Routes) -> Iterator[None]:
 
 def moe_layers(model: nn.Module) -> dict[str, MoE]:
     """The MoE layers of a model by full name; a model without any raises."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"a module with MoE layers is wanted, got {type(model).__name__}")
     layers = {_plain(name): m for name, m in model.named_modules() if isinstance(m, MoE)}
     if not layers:
         raise ValueError(f"{type(model).__name__} has no MoE layer")

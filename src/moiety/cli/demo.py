@@ -98,7 +98,9 @@ NOTES = {
 def command(
     seed: Annotated[int, typer.Option(min=0, help="Of first weights, order and noise.")] = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 10,
-    arm: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    arm: Annotated[
+        list[str] | None, typer.Option(help="Only this one, such as top-k; may be repeated.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("out/demo"),
     dry_run: Annotated[

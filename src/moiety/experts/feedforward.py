@@ -19,8 +19,12 @@ from .grouped import grouped_mm
 
 
 class FeedForward(StackedExperts):
-    """E feed-forward experts. `activation`: a name of `transformers.activations.ACT2FN`, or a
-    callable; `same_init` starts all experts from the same weights (V-MoE)."""
+    """E feed-forward experts.
+
+    activation  a name of `transformers.activations.ACT2FN`, or a callable
+    gated       multiply by a second linear map: SwiGLU is gated=True with activation="silu"
+    same_init   start all experts from the same weights (V-MoE)
+    """
 
     def __init__(
         self,
@@ -127,5 +131,9 @@ def find_activation(activation: str | Callable[[Tensor], Tensor]) -> Callable[[T
     from transformers.activations import ACT2FN
 
     if activation not in ACT2FN:
+        if activation.endswith("glu"):
+            raise ValueError(
+                f'for {activation!r} take gated=True; "silu" makes SwiGLU, "gelu" GeGLU'
+            )
         raise ValueError(f"no activation is named {activation!r}; there are {', '.join(ACT2FN)}")
     return ACT2FN[activation]
