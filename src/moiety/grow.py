@@ -56,16 +56,16 @@ def grow(
     """Copy the `count` experts of each MoE layer that do, or cost, the most.
 
     optimizer  the one that trains the model: growth replaces parameters, and it must hold the new
-             ones, or these stay as they are
-    by       "usage": the work of each expert (gate mass for a dense gate);
-             "loss": the summed loss of the tokens it served
-    routes   where that is read: what `watch(model, keep="choice")` recorded (for the usage of a
-             sparse router, any watch will do)
-    loss     for by="loss": the loss of every example (or token), one tensor a recorded call
-    parents  the experts to copy, instead of `routes`
-    count    how many experts of each layer to copy
-    how      "family" keeps the function; "rows" copies the router's rows and does not
-    probe    tokens [..., dim] on which the gap is measured; standard normal ones by default
+               ones, or these stay as they are
+    by         "usage": the work of each expert (gate mass for a dense gate);
+               "loss": the summed loss of the tokens it served
+    routes     where that is read: what `watch(model, keep="choice")` recorded (for the usage of a
+               sparse router, any watch will do)
+    loss       for by="loss": the loss of every example (or token), one tensor a recorded call
+    parents    the experts to copy, instead of `routes`
+    count      how many experts of each layer to copy
+    how        "family" keeps the function; "rows" copies the router's rows and does not
+    probe      tokens [..., dim] on which the gap is measured; standard normal ones by default
     """
     _check(model, by, count, how)
     _check_sources(optimizer, routes, by, loss)
