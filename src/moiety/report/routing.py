@@ -74,7 +74,7 @@ def routing_page(
         body=body,
         numeric=numeric,
         notes=notes or {},
-        arms=[_arm(arm, each, (dead or {}).get(arm, {})) for arm, each in loads.items() if each],
+        arms=[load_table(arm, each, (dead or {}).get(arm, {})) for arm, each in loads.items() if each],
         without=[arm for arm, each in loads.items() if not each],
         legend=[name for _, name in SHADES],
         settings=settings,
@@ -82,10 +82,10 @@ def routing_page(
     )
 
 
-def _arm(
+def load_table(
     name: str, layers: Mapping[str, Sequence[float]], dead: Mapping[str, Sequence[bool]]
 ) -> dict[str, Any]:
-    """Collect what the page shows of one arm."""
+    """Collect what a page shows of the loads of one model: its layers, shaded, and its dead."""
     strips = {
         layer: _strip(f"{name}, {layer}", load, dead.get(layer)) for layer, load in layers.items()
     }
@@ -113,7 +113,7 @@ def _strip(where: str, load: Sequence[float], dead: Sequence[bool] | None) -> li
     shares = [value / total if total else 0.0 for value in load]
     gone = dead if dead is not None else [value == 0 for value in load]
     return [
-        Cell(_percent(share), _shade(share * len(load)), bool(lost))
+        Cell(_percent(share), shade(share * len(load)), bool(lost))
         for share, lost in zip(shares, gone)
     ]
 
@@ -122,5 +122,6 @@ def _percent(share: float) -> str:
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"  # little is not nothing
 
 
-def _shade(relative: float) -> int:
+def shade(relative: float) -> int:
+    """The step of SHADES that a number relative to what is even belongs to."""
     return next(step for step, (bound, _) in enumerate(SHADES) if relative < bound)

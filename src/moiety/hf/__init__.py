@@ -1,0 +1,1 @@
+"""Hugging Face: routing health, and what else joins Moiety to `transformers`."""

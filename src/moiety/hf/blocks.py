@@ -1,0 +1,329 @@
+"""Find the feed-forward blocks of a model by what they compute, not by what they are called.
+
+One forward pass on a probe is recorded, call by call. A block is a linear map D → F (or two, or one
+to 2F), an activation, and a linear map F → D whose input equals, in numbers, what the formula of
+`FeedForward` says. So it does not matter whether the code sits in a module of its own (most
+decoders), in two (BERT) or in the middle of a layer (OPT, BART, `nn.TransformerEncoderLayer`).
+What fits no formula but is a module that maps every token by itself is found too, as a "module".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from transformers.activations import ACT2FN
+from transformers.pytorch_utils import Conv1D
+
+from .probe import Probe, evaluating
+
+
+@dataclass
+class Block:
+    """A feed-forward block: `outer(act(inner(x)))`, gated or not."""
+
+    owner: str | None  # the module that is exactly this block, if there is one
+    inner: list[str]  # the linear maps that read x; of two, the activated one first
+    outer: str
+    dim: int
+    hidden: int
+    activation: str | None  # a name of transformers' ACT2FN; None: a module that fits no formula
+    gated: bool = False
+    swapped: bool = False  # one inner map makes both halves, and the second is the activated one
+    dropout: float = 0.0  # between activation and outer map
+    after: float = 0.0  # dropout inside the owner, after the outer map
+    x: Tensor | None = field(default=None, repr=False)  # what it read on the probe
+
+    @property
+    def name(self) -> str:
+        """Where the mixture will sit."""
+        return self.outer if self.owner is None else self.owner
+
+    @property
+    def modules(self) -> list[str]:
+        return [*([] if self.owner is None else [self.owner]), *self.inner, self.outer]
+
+
+@dataclass
+class Call:
+    """One call of one module; `start` and `end` order the events of a trace."""
+
+    name: str
+    module: nn.Module
+    x: Tensor
+    y: Tensor
+    start: int
+    end: int
+
+
+@dataclass
+class Trace:
+    calls: list[Call]
+    dropouts: list[tuple[int, float]]  # when, and with which p
+
+    def between(self, start: int, end: int) -> float:
+        """The largest p of the dropouts in a stretch of time."""
+        return max((p for when, p in self.dropouts if start < when < end), default=0.0)
+
+
+def is_linear(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Linear, Conv1D)) and module.weight.dim() == 2
+
+
+def weight_of(linear: nn.Module) -> Tensor:
+    """The weight as [out, in]."""
+    return linear.weight.t() if isinstance(linear, Conv1D) else linear.weight  # type: ignore
+
+
+def widths(linear: nn.Module) -> tuple[int, int]:
+    """(in, out)."""
+    if isinstance(linear, nn.Linear):  # a quantised weight may have another shape
+        return linear.in_features, linear.out_features
+    return tuple(linear.weight.shape)  # type: ignore[return-value]
+
+
+def find_blocks(model: nn.Module, probe: Probe) -> list[Block]:
+    """The feed-forward blocks of a model, in the order in which a probe passes them."""
+    trace = record(model, probe)
+    linears = [c for c in trace.calls if is_linear(c.module)]
+    blocks: dict[str, Block] = {}
+    for place, outer in enumerate(linears):
+        block = _match(model, trace, linears[max(place - 3, 0) : place], outer)
+        if block is not None and block.outer not in blocks:
+            blocks[block.outer] = block
+    found = list(blocks.values())
+    whole = _token_wise_modules(trace, {name for b in found for name in b.modules})
+    order = {c.name: c.start for c in reversed(trace.calls)}
+    return sorted([*found, *whole], key=lambda b: order[b.outer])
+
+
+@torch.no_grad()
+def record(model: nn.Module, probe: Probe) -> Trace:
+    """Run the probe and note every call with one tensor in and one tensor out."""
+    trace = Trace([], [])
+    clock = iter(range(10**9))
+    open_calls: dict[nn.Module, list[tuple[int, Tensor | None]]] = {}
+
+    def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        open_calls.setdefault(module, []).append((next(clock), tensors[0] if tensors else None))
+
+    def leave(module: nn.Module, args: tuple, output: Any) -> None:
+        start, x = open_calls[module].pop()
+        y = output[0] if isinstance(output, tuple) and output else output
+        if x is not None and isinstance(y, Tensor):
+            trace.calls.append(Call(names[module], module, x, y, start, next(clock)))
+
+    names = {module: name for name, module in model.named_modules()}
+    with contextlib.ExitStack() as stack:
+        for module in names:
+            hooks = (
+                module.register_forward_pre_hook(enter, with_kwargs=True),
+                module.register_forward_hook(leave),
+            )
+            for handle in hooks:
+                stack.callback(handle.remove)
+        stack.enter_context(evaluating(model))
+        stack.enter_context(_Dropouts(lambda p: trace.dropouts.append((next(clock), p))))
+        probe.run(model)
+    return trace
+
+
+class _Dropouts(TorchFunctionMode):
+    """Tell about every dropout with p > 0, a module's or a plain call, though eval skips it."""
+
+    def __init__(self, tell: Callable[[float], None]) -> None:
+        super().__init__()
+        self.tell = tell
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout:
+            p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+            if p > 0:
+                self.tell(float(p))
+        return func(*args, **kwargs)
+
+
+def _match(model: nn.Module, trace: Trace, before: list[Call], outer: Call) -> Block | None:
+    """The block that ends in this linear call, if its input is what a formula says."""
+    hidden, dim = widths(outer.module)
+    inner = [c for c in before if widths(c.module)[0] == dim and _rows(c.x) == _rows(outer.x)]
+    one = inner[-1:]
+    two = inner[-2:]
+    acts = _activations(model, trace, outer, inner[0].start if inner else outer.start)
+    h = outer.x.reshape(-1, hidden)
+    found: tuple[list[Call], bool, bool, Callable] | None = None
+    for act in acts:
+        for read in (one, two):
+            for gated, swapped, value in _formulas(read, hidden, act):
+                if found is None and _same(value, h):
+                    found = read[::-1] if swapped and len(read) == 2 else read, gated, swapped, act
+        if found:
+            break
+    if found is None:
+        return None
+    read, gated, swapped, act = found
+    name = activation_name(act)
+    if name is None:
+        return None
+    start, x = min(c.start for c in read), read[0].x
+    owner = _owner(trace, read, outer, x)
+    after = 0.0 if owner is None else trace.between(outer.end, owner.end)
+    return Block(
+        owner=None if owner is None else owner.name,
+        inner=[c.name for c in read],
+        outer=outer.name,
+        dim=dim,
+        hidden=hidden,
+        activation=name,
+        gated=gated,
+        swapped=swapped and len(read) == 1,
+        dropout=trace.between(start, outer.start),
+        after=after,
+        x=x,
+    )
+
+
+def _formulas(
+    read: list[Call], hidden: int, act: Callable
+) -> Iterator[tuple[bool, bool, Tensor]]:
+    """(gated, swapped, value) of each way to make h from what the inner maps gave."""
+    outs = [c.y.reshape(-1, c.y.shape[-1]) for c in read]
+    if len(outs) == 1 and outs[0].shape[1] == hidden:
+        yield False, False, act(outs[0])
+        return
+    if len(outs) == 1 and outs[0].shape[1] == 2 * hidden:
+        a, b = outs[0].chunk(2, -1)
+    elif len(outs) == 2 and all(o.shape[1] == hidden for o in outs) and _same_input(*read):
+        a, b = outs
+    else:
+        return
+    yield True, False, act(a) * b
+    yield True, True, a * act(b)
+
+
+def _activations(model: nn.Module, trace: Trace, outer: Call, since: int) -> list[Callable]:
+    """What may be the activation, the likeliest first.
+
+    Modules without parameters that were called on the way; then functions that the layer holds as
+    attributes; then all that transformers knows by name, for those written out in the code.
+    """
+    called = [
+        c.module
+        for c in trace.calls
+        if since < c.start < outer.start and not any(True for _ in c.module.children())
+        if not is_linear(c.module) and next(c.module.parameters(), None) is None
+    ]
+    path = outer.name.split(".")
+    holders = [model.get_submodule(".".join(path[:n])) for n in range(len(path) - 1, 0, -1)]
+    held = [v for m in [*holders[:2], model] for v in vars(m).values() if _is_function(v)]
+    return [*called, *held, *known_activations().values()]
+
+
+@functools.cache
+def known_activations() -> dict[str, nn.Module]:
+    """What transformers knows by name and has nothing to learn."""
+    made = {name: ACT2FN[name] for name in ACT2FN if name not in LEARNED}
+    return {name: act for name, act in made.items() if next(act.parameters(), None) is None}
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, (nn.Module, type)) and hasattr(value, "__name__")
+
+
+LEARNED = ("xielu",)  # an activation with parameters, which talks when it is made
+_GRID = torch.cat([torch.linspace(-8, 8, 4001), torch.tensor([-50.0, 50.0])])
+
+
+def activation_name(act: Callable) -> str | None:
+    """The name in transformers' ACT2FN of what computes the same as `act`, to the bit if any does."""
+    best, best_gap = None, 1e-6
+    try:
+        value = act(_GRID)
+    except Exception:
+        return None
+    for name, known in known_activations().items():
+        if isinstance(act, nn.Module) and type(known) is type(act) and _same_state(known, act):
+            return name
+        gap = float((known(_GRID) - value).abs().max())
+        if gap < best_gap or (gap == 0 and best_gap > 0):
+            best, best_gap = name, gap
+    return best
+
+
+def _same_state(a: nn.Module, b: nn.Module) -> bool:
+    def plain(m: nn.Module) -> dict[str, object]:
+        return {k: v for k, v in vars(m).items() if not k.startswith("_") and k != "training"}
+
+    return plain(a) == plain(b)
+
+
+def _owner(trace: Trace, read: list[Call], outer: Call, x: Tensor) -> Call | None:
+    """The smallest module that reads x and answers what the outer map answers."""
+    start = min(c.start for c in read)
+    around = [c for c in trace.calls if c.start < start and c.end > outer.end]
+    for call in sorted(around, key=lambda c: c.end - c.start):
+        if call.x.shape == call.y.shape and _equal(call.x, x) and _equal(call.y, outer.y):
+            return call
+    return None
+
+
+def _token_wise_modules(trace: Trace, taken: set[str]) -> list[Block]:
+    """Modules with a D → F and an F → D map that treat every token by itself."""
+    blocks: dict[str, Block] = {}
+    for call in sorted(trace.calls, key=lambda c: c.end - c.start):
+        inside = [c for c in trace.calls if call.start < c.start and c.end < call.end]
+        linears = [c for c in inside if is_linear(c.module)]
+        if len(linears) < 2 or call.x.dim() < 3 or call.x.shape != call.y.shape:
+            continue
+        dim, hidden = call.x.shape[-1], widths(linears[-1].module)[0]
+        fits = widths(linears[0].module)[0] == dim == widths(linears[-1].module)[1]
+        names = {call.name, *(c.name for c in inside)}
+        known = taken | set(blocks) | {n for b in blocks.values() for n in b.modules}
+        if fits and not names & known and _token_wise(call):
+            first, last = linears[0].name, linears[-1].name
+            blocks[call.name] = Block(
+                call.name, [first], last, dim, hidden, activation=None, x=call.x
+            )
+    return list(blocks.values())
+
+
+def _token_wise(call: Call) -> bool:
+    """Whether the module maps [n, D] row by row, whatever order the rows come in."""
+    rows, out = call.x.reshape(-1, call.x.shape[-1]), call.y.reshape(-1, call.y.shape[-1])
+    order = torch.randperm(rows.shape[0], generator=torch.Generator().manual_seed(0))
+    try:
+        with torch.no_grad():
+            again = call.module(rows[order])
+    except Exception:
+        return False
+    changes = not _same(out, rows)  # a dropout or an identity is no block
+    return changes and isinstance(again, Tensor) and _same(again, out[order])
+
+
+def _rows(t: Tensor) -> int:
+    return t.shape[:-1].numel()
+
+
+def _same_input(a: Call, b: Call) -> bool:
+    return _equal(a.x, b.x)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.numel() == b.numel() and bool((a.reshape(-1) == b.reshape(-1)).all())
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Equal up to the rounding of their type."""
+    if a.shape != b.shape:
+        return False
+    gap = (a.float() - b.float()).abs().max()
+    return bool(gap <= 32 * torch.finfo(b.dtype).eps * b.float().abs().max())

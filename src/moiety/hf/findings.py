@@ -1,0 +1,104 @@
+"""What is wrong with a layer, in plain sentences. The rules are written down in docs/health.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .health import LayerHealth
+
+# With an even share of this many slots, an expert as good as the others goes without any with a
+# probability of e⁻²⁰: below it, an idle expert says nothing.
+ENOUGH = 20
+SHIFT = 0.05  # share of the load that goes elsewhere once padding is counted
+EFFECTIVE = 0.5  # effective experts ÷ experts
+OVERLOAD = 4.0  # largest load ÷ even share
+DROPS = 0.05
+WORST_FIRST = ("dead", "padding", "collapse", "overload", "drops", "static", "little")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence about one layer."""
+
+    kind: str  # of WORST_FIRST
+    layer: str
+    text: str
+    size: float  # how bad, to order findings of one kind
+
+
+def find(layers: Sequence[LayerHealth]) -> list[Finding]:
+    """All findings, worst first; none if there is no problem."""
+    found = [finding for layer in layers for rule in RULES for finding in rule(layer)]
+    return sorted(found, key=lambda f: (WORST_FIRST.index(f.kind), -f.size))
+
+
+def dead(layer: LayerHealth) -> list[Finding]:
+    if not layer.dead:
+        return []
+    names, count = _experts(layer.dead), len(layer.dead)
+    if layer.static:
+        text = f"the gate is the same for every token and leaves out {names}"
+        return [Finding("static", layer.name, text, count)]
+    if layer.slots < ENOUGH * layer.experts:
+        text = (
+            f"{names} got no token, but {layer.tokens} tokens are too few to tell: "
+            f"give at least {ENOUGH} slots an expert"
+        )
+        return [Finding("little", layer.name, text, count)]
+    return [Finding("dead", layer.name, f"{names} got no token", count)]
+
+
+def padding(layer: LayerHealth) -> list[Finding]:
+    pad = layer.padding
+    if pad.shift < SHIFT:
+        return []
+    text = (
+        f"padding takes {pad.share:.0%} of the slots and sends {pad.to_preferred:.0%} of them to "
+        f"expert {pad.preferred}, which gets {layer.load[pad.preferred]:.0%} of the real ones: "
+        "balance figures and losses that count padding mislead"
+    )
+    return [Finding("padding", layer.name, text, pad.shift)]
+
+
+def collapse(layer: LayerHealth) -> list[Finding]:
+    part = layer.effective / layer.experts
+    if part >= EFFECTIVE or layer.static or not layer.tokens:
+        return []
+    text = f"the work is spread as if there were {layer.effective:.1f} of {layer.experts} experts"
+    return [Finding("collapse", layer.name, text, 1 - part)]
+
+
+def overload(layer: LayerHealth) -> list[Finding]:
+    if layer.peak < OVERLOAD or layer.static:
+        return []
+    busiest = layer.load.index(max(layer.load))
+    text = (
+        f"expert {busiest} does {layer.load[busiest]:.0%} of the work, "
+        f"{layer.peak:.1f} times an even share"
+    )
+    return [Finding("overload", layer.name, text, layer.peak)]
+
+
+def drops(layer: LayerHealth) -> list[Finding]:
+    if layer.drop_rate < DROPS:
+        return []
+    what = "of the slots were cut by the capacity limit"
+    if layer.by_expert:
+        what = "of the tokens were chosen by no expert"
+    text = f"{layer.drop_rate:.0%} {what}"
+    return [Finding("drops", layer.name, text, layer.drop_rate)]
+
+
+RULES = (dead, padding, collapse, overload, drops)
+
+
+def _experts(ids: Sequence[int], most: int = 12) -> str:
+    """ "expert 3", "experts 1 and 3", or the first dozen and how many more."""
+    if len(ids) == 1:
+        return f"expert {ids[0]}"
+    if len(ids) > most:
+        return f"experts {', '.join(map(str, ids[:most]))} and {len(ids) - most} more"
+    return f"experts {', '.join(map(str, ids[:-1]))} and {ids[-1]}"

@@ -1,0 +1,278 @@
+"""What the experts of a model do on some data: measured once, shown on one page.
+
+health = measure(model, batches, tokenizer=tokenizer)
+health.findings                     # sentences, worst first; empty: no problem found
+health.page("health.html")
+
+docs/health.md defines every number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..io import write_atomic
+from ..report import health_page
+from ..routing import Routing
+from ..routing.base import keep_real
+from ..watch import LayerSummary, Routes, watch
+from .findings import Finding, find
+from .tally import Pair, Tally, Typical, Vocabulary
+
+# A larger table of pairs is neither shown nor kept.
+TABLE = 64
+UNNEEDED = {"use_cache": False, "logits_to_keep": 1}  # nobody reads what these would make
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What padding does to a layer's balance; all zero where it takes no slot."""
+
+    share: float  # of all slots
+    load: list[float]  # share of the padding's slots of each expert
+    effective: float  # effective experts, padding counted
+    peak: float  # largest load ÷ even share, padding counted
+    preferred: int  # the expert that it prefers most, measured against real tokens
+    to_preferred: float  # share of the padding's slots that go there
+    shift: float  # share of the load that goes elsewhere once padding is counted
+
+
+@dataclass(frozen=True)
+class LayerHealth:
+    """One layer, on real tokens unless it says padding."""
+
+    name: str
+    experts: int
+    tokens: int
+    slots: int
+    load: list[float]
+    effective: float
+    peak: float  # largest load ÷ even share
+    entropy: float | None  # mean entropy of a token's gate, in nats; None: there is no gate
+    relative_entropy: float | None  # ÷ log E: one is undecided, zero is certain
+    dead: list[int]
+    drop_rate: float
+    static: bool  # the same choice for every token
+    by_expert: bool  # experts choose tokens
+    padding: Padding
+    pairs: list[Pair]
+    together: list[list[float | None]] | None  # None: one expert a token, or too many experts
+    typical: list[list[Typical]] | None  # None: token ids are not known
+
+
+@dataclass(frozen=True)
+class Health:
+    """What `measure` found."""
+
+    layers: list[LayerHealth]
+    findings: list[Finding]
+    examples: int
+    notes: list[str] = field(default_factory=list)  # what the model was given
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def page(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        title: str = "Routing health",
+        settings: Mapping[str, str] | None = None,
+        command: str = "",
+    ) -> Path:
+        """Write the page in one step."""
+        html = health_page(self.as_dict(), title=title, settings=settings or {}, command=command)
+        return write_atomic(path, html)
+
+
+def measure(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    *,
+    tokenizer: Any = None,
+    progress: Callable[[int], None] | None = None,
+) -> Health:
+    """Run a model over batches, in eval mode and without gradients, and count what its experts do.
+
+    A batch holds what the model takes: `input_ids` and `attention_mask`, or `pixel_values`. With a
+    `tokenizer`, typical tokens are shown as text. `progress` is called after every batch with its
+    number. Memory does not grow with the data but for the token ids that appear in it.
+    """
+    first = next(iter(model.parameters()), torch.empty(()))
+    words, vocabulary, tallies, examples = _Words(model), Vocabulary(), {}, 0
+    kinds: dict[str, str] = {}
+    with watch(model, keep="all") as routes, _evaluating(model):
+        total = Routes(list(routes.layers), "load")
+        for number, batch in enumerate(batches, start=1):
+            inputs = words.complete({k: _to(v, first.device) for k, v in batch.items()})
+            model(**inputs)
+            examples += len(next(iter(inputs.values())))
+            texts = [_Text(inputs, prefix, vocabulary) for prefix in ("", "decoder_")]
+            for name, record in routes.records:
+                routing, padding_E, rows_T = _real(record, texts)
+                tally = tallies.setdefault(name, Tally(routing.experts))
+                tally.add(routing, padding_E, rows_T)
+                total.add(name, routing, {})
+                kinds[name] = routing.by
+            routes.clear()
+            if progress is not None:
+                progress(number)
+    if not examples:
+        raise ValueError("there is no example to measure: the data gave no batch")
+    layers = [
+        _layer(name, summary, kinds[name], tallies[name], vocabulary, tokenizer)
+        for name, summary in total.summary().items()
+    ]
+    return Health(layers, find(layers), examples, words.notes)
+
+
+# -- what goes in -------------------------------------------------------------------------------
+
+
+class _Words:
+    """What a model's forward is given besides the batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        taken = inspect.signature(model.forward).parameters
+        self.extra = {word: value for word, value in UNNEEDED.items() if word in taken}
+        self.config = getattr(model, "config", None)
+        self.two_stacks = bool(getattr(self.config, "is_encoder_decoder", False))
+        self.notes: list[str] = []
+
+    def complete(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if self.two_stacks and "input_ids" in batch and "decoder_input_ids" not in batch:
+            batch = {**batch, **self._decoder(batch)}
+            self.notes = [
+                "The decoder got the encoder's input, one place later behind its start token."
+            ]
+        return {**batch, **self.extra}
+
+    def _decoder(self, batch: dict[str, Any]) -> dict[str, Any]:
+        # One token longer than the encoder's input: so the number of tokens tells whose they are.
+        known = (getattr(self.config, f"{w}_token_id", None) for w in ("decoder_start", "pad"))
+        start = next((id for id in known if id is not None), 0)
+        given = {"decoder_input_ids": (batch["input_ids"], start)}
+        if "attention_mask" in batch:
+            given["decoder_attention_mask"] = (batch["attention_mask"], 1)
+        return {word: nn.functional.pad(t, (1, 0), value=v) for word, (t, v) in given.items()}
+
+
+class _Text:
+    """The token ids and the mask that one stack of the model got, flat, if it got any."""
+
+    def __init__(self, inputs: Mapping[str, Any], prefix: str, vocabulary: Vocabulary) -> None:
+        ids, mask = inputs.get(f"{prefix}input_ids"), inputs.get(f"{prefix}attention_mask")
+        self.tokens = -1 if ids is None else ids.numel()
+        self.rows_T = None if ids is None else vocabulary.rows(ids.flatten().cpu())
+        flat = mask is not None and ids is not None and mask.shape == ids.shape
+        self.mask_T = mask.flatten().bool() if flat else None
+
+
+def _real(record: Any, texts: list[_Text]) -> tuple[Routing, Tensor, Tensor | None]:
+    """A decision without its padding, the slots that padding took, and the rows of its ids."""
+    routing = record.routing
+    fits = [text for text in texts if text.tokens == routing.tokens]
+    text = fits[0] if len(fits) == 1 else None
+    padding_E = getattr(record, "padded_E", torch.zeros(routing.experts, dtype=torch.long))
+    if routing.mask is None and text is not None and text.mask_T is not None:
+        # The layer was not told about padding and treated it as text.
+        padding_E = routing.choice()[~text.mask_T].sum(0)
+        routing = keep_real(routing, text.mask_T)
+    return routing, padding_E, None if text is None else text.rows_T
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, training in modes.items():  # each its own: a frozen part may stay in eval mode
+            part.training = training
+
+
+# -- what comes out -----------------------------------------------------------------------------
+
+
+def _layer(
+    name: str,
+    summary: LayerSummary,
+    by: str,
+    tally: Tally,
+    vocabulary: Vocabulary,
+    tokenizer: Any,
+) -> LayerHealth:
+    experts, slots = tally.experts, int(tally.pairs_EE.diagonal().sum())
+    entropy, together_EE = summary.entropy, tally.together() if tally.experts <= TABLE else None
+    relative = None if entropy is None or experts < 2 else entropy / math.log(experts)
+    return LayerHealth(
+        name=name,
+        experts=experts,
+        tokens=summary.tokens,
+        slots=slots,
+        load=summary.load,
+        effective=summary.effective,
+        peak=max(summary.load) * experts,
+        entropy=entropy,
+        relative_entropy=relative,
+        dead=summary.dead,
+        drop_rate=summary.drop_rate,
+        static=by == "all",
+        by_expert=by == "expert",
+        padding=_padding(torch.tensor(summary.load, dtype=torch.float64), slots, tally.padding_E),
+        pairs=tally.top_pairs(),
+        together=None if together_EE is None else _plain(together_EE),
+        typical=_written(tally.typical(vocabulary), tokenizer),
+    )
+
+
+def _padding(load_E: Tensor, slots: int, padding_E: Tensor) -> Padding:
+    """Compare the load of real tokens with that of padding."""
+    taken = int(padding_E.sum())
+    share = taken / max(taken + slots, 1)
+    pad_E = padding_E.double() / max(taken, 1)
+    both_E = load_E * (1 - share) + pad_E * share
+    preferred = int((pad_E - load_E).argmax()) if taken else 0
+    return Padding(
+        share=share,
+        load=pad_E.tolist(),
+        effective=math.exp(float(torch.special.entr(both_E).sum())),
+        peak=float(both_E.max()) * len(load_E),
+        preferred=preferred,
+        to_preferred=float(pad_E[preferred]),
+        shift=float((both_E - load_E).abs().sum()) / 2 if slots else 0.0,
+    )
+
+
+def _plain(table_EE: Tensor) -> list[list[float | None]]:
+    """Rounded numbers, and none for what is not one."""
+    return [[None if math.isnan(v) else round(v, 3) for v in row] for row in table_EE.tolist()]
+
+
+def _written(
+    typical: list[list[Typical]] | None, tokenizer: Any
+) -> list[list[Typical]] | None:
+    if typical is None or tokenizer is None:
+        return typical
+    return [
+        [dataclasses.replace(token, text=tokenizer.decode([token.id])) for token in expert]
+        for expert in typical
+    ]

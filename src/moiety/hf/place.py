@@ -1,0 +1,227 @@
+"""Put a mixture where a feed-forward block stood, and describe it so that it can be rebuilt.
+
+A block that is a module of its own is replaced by `Mixed`. Where the code of a layer itself calls
+the two linear maps, the first becomes a `Tap` that hands its input over, and the second `Mixed`,
+which answers for the whole block: whatever the layer does in between runs on one column of zeros.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..experts import Experts, FeedForward, LowRank, ModuleExperts
+from ..experts.feedforward import find_activation
+from ..moe import MoE
+from ..routing import build_router
+from .blocks import Block
+
+
+class Tap(nn.Module):
+    """Stands for an inner linear map: keeps x for the mixture, answers one column of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.held = x
+        return x.new_zeros(*x.shape[:-1], 1)
+
+    def take(self) -> Tensor:
+        x, self.held = self.held, None
+        if x is None:
+            raise ValueError("the mixture was called before the map whose input it reads")
+        return x
+
+
+class Mixed(nn.Module):
+    """The mixture that stands for a feed-forward block."""
+
+    def __init__(self, moe: MoE, block: Block, taps: tuple[Tap, ...], was: nn.Module) -> None:
+        super().__init__()
+        self.moe, self.block = moe, block
+        # In tuples, so that torch does not take them for children: the taps have their own places,
+        # and `was` is only the shape of the dense block (on the meta device), for the way back.
+        self._taps, self._was = taps, (was,)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        if self._taps:
+            hidden_states = self._taps[0].take()
+            for other in self._taps[1:]:
+                other.held = None
+        return F.dropout(self.moe(hidden_states), self.block.after, self.training)
+
+
+class Dense(nn.Module):
+    """A block that was written out inside a layer, as a module: what low-rank experts correct."""
+
+    def __init__(self, block: Block, inner: list[nn.Module], outer: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.outer, self.block = nn.ModuleList(inner), outer, block
+        assert block.activation is not None
+        self.activation = find_activation(block.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outs = [linear(x) for linear in self.inner]
+        if self.block.gated:
+            first, second = outs if len(outs) == 2 else outs[0].chunk(2, -1)
+            if self.block.swapped:
+                first, second = second, first
+            h = self.activation(first) * second
+        else:
+            h = self.activation(outs[0])
+        return self.outer(F.dropout(h, self.block.dropout, self.training))
+
+
+def dense_module(model: nn.Module, block: Block) -> nn.Module:
+    """The block as one module: its owner, or its linear maps joined."""
+    if block.owner is not None:
+        return model.get_submodule(block.owner)
+    inner = [model.get_submodule(name) for name in block.inner]
+    return Dense(block, inner, model.get_submodule(block.outer))
+
+
+def place(model: nn.Module, block: Block, moe: MoE, was: nn.Module) -> Mixed:
+    """Put a mixture where the block stands; `was` is the block's shape on the meta device."""
+    block = dataclasses.replace(block, x=None)
+    taps = () if block.owner is not None else tuple(Tap() for _ in block.inner)
+    mixed = Mixed(moe, block, taps, was)
+    mixed.train(model.get_submodule(block.outer).training)
+    for name, tap in zip(block.inner, taps, strict=False):
+        put(model, name, tap)
+    put(model, block.name, mixed)
+    _leave_fused_path(model, block.name)
+    return mixed
+
+
+def put(model: nn.Module, name: str, new: nn.Module) -> None:
+    """Replace a submodule wherever it is registered."""
+    old = model.get_submodule(name)
+    for parent in list(model.modules()):
+        for child, module in list(parent.named_children()):
+            if module is old:
+                setattr(parent, child, new)
+
+
+def _leave_fused_path(model: nn.Module, name: str) -> None:
+    """torch's own encoder reads the linear maps' weights in eval, past their modules: not here."""
+    path = name.split(".")
+    for depth in range(len(path)):
+        part = model.get_submodule(".".join(path[:depth]))
+        if isinstance(part, nn.TransformerEncoderLayer):
+            part.activation_relu_or_gelu = 0
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False
+
+
+def mixtures(model: nn.Module) -> Iterator[tuple[str, Mixed]]:
+    for name, module in model.named_modules():
+        if isinstance(module, Mixed):
+            yield name, module
+
+
+def shape_of(module: nn.Module) -> nn.Module:
+    """A copy without memory."""
+    empty = {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in module.parameters()}
+    buffers = {id(b): b.to("meta") for b in module.buffers()}
+    return copy.deepcopy(module, {**empty, **buffers})  # type: ignore[arg-type]
+
+
+# -- to JSON and back ------------------------------------------------------------------------------
+
+
+def describe_mixtures(model: nn.Module) -> list[dict[str, Any]]:
+    """All that is needed, besides the dense model's own config, to rebuild the mixtures."""
+    return [_describe(mixed) for _, mixed in mixtures(model)]
+
+
+def _describe(mixed: Mixed) -> dict[str, Any]:
+    block = dataclasses.asdict(dataclasses.replace(mixed.block, x=None))
+    block.pop("x")
+    moe, router = mixed.moe, mixed.moe.router
+    if router.options is None:
+        raise ValueError(f"{router.name}: a router to be saved must be built by name")
+    grown = None if router.families is None else router.families.parents.tolist()
+    return {
+        "block": block,
+        "router": {"name": router.name, "experts": router.experts, "options": router.options},
+        "experts": _describe_experts(moe.experts),
+        "layer": {
+            "capacity_factor": moe.capacity_factor,
+            "overflow": moe.overflow,
+            "group": moe.group,
+            "balance": moe.balance,
+        },
+        "grown": grown,
+    }
+
+
+def _describe_experts(experts: Experts) -> dict[str, Any]:
+    if isinstance(experts, LowRank):
+        words = {"kind": "low-rank", "rank": experts.rank, "frozen": experts.frozen}
+    elif isinstance(experts, FeedForward):
+        bias = experts.b_in is not None
+        words = {"kind": "feed-forward", "hidden": experts.hidden, "bias": bias}
+    else:
+        words = {"kind": "module"}
+    return {**words, "count": experts.experts}
+
+
+def rebuild(model: nn.Module, described: dict[str, Any]) -> Mixed:
+    """Put one described mixture into a dense model; its new weights are on the meta device."""
+    block = Block(**described["block"])
+    for name in block.modules:
+        try:
+            model.get_submodule(name)
+        except AttributeError:
+            raise ValueError(
+                f"{type(model).__name__} has no module {name!r}, where a mixture belongs"
+            ) from None
+    was = shape_of(dense_module(model, block))
+    words = described["router"]
+    with torch.device("meta"):
+        router = build_router(
+            words["name"], dim=block.dim, experts=words["experts"], **words["options"]
+        )
+        experts = _empty_experts(model, block, described["experts"], was)
+        if described["grown"]:
+            grow_empty(router, described["grown"])
+        moe = MoE(router, experts, **described["layer"])
+    return place(model, block, moe, was)
+
+
+def grow_empty(router: Any, parents: list[int]) -> None:
+    """Give a fresh router the families that a grown one had."""
+    from ..routing.families import Families
+
+    like = next(router.parameters(), torch.empty(()))
+    router.families = Families(router.dim, router.experts, like)
+    with torch.random.fork_rng(devices=[]):
+        router.families.add(parents)
+
+
+def _empty_experts(
+    model: nn.Module, block: Block, words: dict[str, Any], was: nn.Module
+) -> Experts:
+    if words["kind"] == "low-rank":
+        base = shape_of(was)
+        return LowRank(base, words["count"], block.dim, words["rank"], frozen=words["frozen"])
+    if words["kind"] == "module":
+        return ModuleExperts((shape_of(was) for _ in range(words["count"])), dim=block.dim)
+    assert block.activation is not None
+    return FeedForward(
+        words["count"],
+        block.dim,
+        words["hidden"],
+        activation=block.activation,
+        gated=block.gated,
+        bias=words["bias"],
+        dropout=block.dropout,
+    )

@@ -1,0 +1,210 @@
+"""A small batch that a model can run, made from its config, or given.
+
+Text, images, sound, encoder-decoders. Models that draw noise to mask patches (MAE) get a fixed one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+BATCH, LENGTH = 2, 16
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Inputs of one forward pass: positional and by name."""
+
+    args: tuple = ()
+    kwargs: Mapping[str, Any] = ()  # type: ignore[assignment]
+
+    def run(self, model: nn.Module) -> Any:
+        # Models may draw (masked patches, stochastic depth left on): always the same draw.
+        with torch.random.fork_rng(devices=_cuda(model)):
+            torch.manual_seed(0)
+            return model(*self.args, **dict(self.kwargs))
+
+    def outputs(self, model: nn.Module) -> list[Tensor]:
+        """The floating tensors that a model answers, in eval mode, caches left out."""
+        with torch.no_grad(), evaluating(model):
+            return [t.detach() for t in _floating(self.run(model))]
+
+    @property
+    def mask(self) -> Tensor | None:
+        """[B, L], true for real tokens of what the outputs are about."""
+        for word in ("decoder_attention_mask", "attention_mask"):
+            mask = dict(self.kwargs).get(word)
+            if isinstance(mask, Tensor) and mask.dim() == 2:
+                return mask.bool()
+            if "decoder_input_ids" in dict(self.kwargs):
+                return None
+        return None
+
+    def tokens(self) -> int:
+        """How many tokens (or patches, or examples) it holds; set by the first tensor's shape."""
+        first = next(t for t in (*self.args, *dict(self.kwargs).values()) if isinstance(t, Tensor))
+        return first.shape[:2].numel()
+
+
+def make_probe(model: nn.Module, given: Any = None) -> Probe:
+    """The probe that is given (a dict, a tensor, or a tuple of tensors), or one made from the config."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if given is None:
+        given = _from_config(model) if hasattr(model, "config") else _plain(model)
+    if isinstance(given, Probe):
+        return given
+    if isinstance(given, Tensor):
+        return Probe(args=(given.to(device),))
+    if isinstance(given, Mapping):
+        words = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
+        return Probe(kwargs=_with_noise(model, words))
+    if isinstance(given, (tuple, list)):
+        return Probe(args=tuple(v.to(device) if isinstance(v, Tensor) else v for v in given))
+    raise ValueError(
+        "probe must be a tensor, a tuple, or a dict of model inputs, "
+        f"got {type(given).__name__}"
+    )
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode for a while, without torch's fused encoder layer, which calls no module."""
+    modes = {m: m.training for m in model.modules()}
+    fused = torch.backends.mha.get_fastpath_enabled()
+    model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def gap(before: list[Tensor], after: list[Tensor], mask: Tensor | None = None) -> float:
+    """The largest relative change ‖after − before‖ / ‖before‖ over all outputs, on real tokens."""
+    worst = 0.0
+    if len(before) != len(after):
+        return float("inf")
+    for a, b in zip(before, after, strict=True):
+        if a.shape != b.shape:
+            return float("inf")
+        a, b = a.double(), b.double()
+        if mask is not None and a.dim() > 2 and a.shape[:2] == mask.shape:
+            real = mask.to(a.device)
+            a, b = a[real], b[real]
+        both = torch.isfinite(a)
+        if not torch.equal(both, torch.isfinite(b)):
+            return float("inf")
+        a, b = a[both], b[both]
+        scale = a.norm().clamp(min=torch.finfo(torch.float64).tiny)
+        worst = max(worst, float((b - a).norm() / scale))
+    return worst
+
+
+def _from_config(model: nn.Module) -> dict[str, Any]:
+    config: Any = model.config
+    main = getattr(model, "main_input_name", "input_ids")
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    words: dict[str, Any] = {}
+    if main == "pixel_values":
+        words["pixel_values"] = _images(config)
+    elif main == "input_features":
+        length = 2 * getattr(config, "max_source_positions", 50)
+        words["input_features"] = _normal(BATCH, getattr(config, "num_mel_bins", 80), length)
+    elif main == "input_values":
+        words["input_values"] = _normal(BATCH, 4000)
+    elif main == "input_ids":
+        words["input_ids"] = _ids(text)
+        words["attention_mask"] = torch.ones_like(words["input_ids"])
+    else:
+        raise ValueError(
+            f"no probe can be made for a model whose input is {main!r}: give one, probe={{...}}"
+        )
+    accepted = inspect.signature(model.forward).parameters
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
+        words["decoder_input_ids"] = _ids(text, seed=1)
+        words["decoder_attention_mask"] = torch.ones_like(words["decoder_input_ids"])
+    if main != "pixel_values" and "pixel_values" in accepted and hasattr(config, "vision_config"):
+        return dict(words, pixel_values=_images(config.vision_config)) if _joint(model) else words
+    return words
+
+
+def _joint(model: nn.Module) -> bool:
+    """Whether text and image must both be given (CLIP and kin)."""
+    parameters = inspect.signature(model.forward).parameters
+    return "return_loss" in parameters
+
+
+def _ids(config: Any, seed: int = 0) -> Tensor:
+    special = {getattr(config, f"{w}_token_id", None) for w in ("pad", "eos", "bos", "mask")}
+    listed = {i for s in special for i in (s if isinstance(s, list) else [s])}
+    plain = [i for i in range(min(config.vocab_size, 4096)) if i not in listed]
+    length = min(LENGTH, _positions(config))
+    generator = torch.Generator().manual_seed(seed)
+    pick = torch.randint(len(plain), (BATCH, length), generator=generator)
+    return torch.tensor(plain)[pick]
+
+
+def _positions(config: Any) -> int:
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    return max(int(limit) - 4, 2) if isinstance(limit, int) and limit > 0 else LENGTH
+
+
+def _images(config: Any) -> Tensor:
+    size = getattr(config, "image_size", None) or 224
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return _normal(BATCH, getattr(config, "num_channels", 3), height, width)
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def _with_noise(model: nn.Module, words: dict[str, Any]) -> dict[str, Any]:
+    """Models that mask patches by random noise take it as an argument: a fixed one."""
+    takes = "noise" in inspect.signature(model.forward).parameters
+    pixels = words.get("pixel_values")
+    patch = getattr(getattr(model, "config", None), "patch_size", None)
+    if takes and "noise" not in words and isinstance(pixels, Tensor) and isinstance(patch, int):
+        patches = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch)
+        noise = torch.rand(pixels.shape[0], patches, generator=torch.Generator().manual_seed(0))
+        words["noise"] = noise.to(pixels.device)
+    like = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if like is not None:
+        for word in ("pixel_values", "input_features", "input_values"):
+            if isinstance(words.get(word), Tensor):
+                words[word] = words[word].to(like.dtype)
+    return words
+
+
+def _plain(model: nn.Module) -> Tensor:
+    """For a module without a config: tokens of the width that its first matrix reads."""
+    like = next((p for p in model.parameters() if p.dim() == 2), None)
+    if like is None:
+        raise ValueError("no probe can be made for this module: give one, probe=x")
+    return _normal(BATCH, LENGTH, like.shape[1]).to(like.dtype)
+
+
+def _floating(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if key not in ("past_key_values", "loss"):
+                yield from _floating(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _floating(item)
+
+
+def _cuda(model: nn.Module) -> list[torch.device]:
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    return list(devices)
