@@ -16,6 +16,8 @@ ORDER = [
     ["routing"],
     ["experts"],
     ["moe"],
+    ["tokens"],
+    ["native"],
     ["watch"],
     ["grow"],
     ["hf"],
