@@ -1,13 +1,18 @@
 """Moiety: mixture-of-experts models over their whole life.
 
-Import loads torch and nothing heavier.
+Import loads torch and nothing heavier; what needs `transformers` is loaded at its first use.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from .experts import Experts, FeedForward, LowRank, ModuleExperts
 from .grow import Growth, grow
 from .moe import MoE, explain
 from .routing import Router, Routing, balance, build_router, describe, list_routers, register
 from .watch import Routes, param_groups, replay, watch
+
+if TYPE_CHECKING:
+    from .hf import RoutingHealth, export, load, receipt, save, to_dense, upcycle
 
 __version__ = "0.1.0"
 
@@ -21,14 +26,30 @@ __all__ = [
     "Router",
     "Routes",
     "Routing",
+    "RoutingHealth",
     "balance",
     "build_router",
     "describe",
     "explain",
+    "export",
     "grow",
     "list_routers",
+    "load",
     "param_groups",
+    "receipt",
     "register",
     "replay",
+    "save",
+    "to_dense",
+    "upcycle",
     "watch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'moiety' has no attribute {name!r}")
+    from . import hf
+
+    return getattr(hf, name)
+

@@ -86,7 +86,8 @@ def widths(linear: nn.Module) -> tuple[int, int]:
     """(in, out)."""
     if isinstance(linear, nn.Linear):  # a quantised weight may have another shape
         return linear.in_features, linear.out_features
-    return tuple(linear.weight.shape)  # type: ignore[return-value]
+    inputs, outputs = linear.weight.shape  # type: ignore
+    return inputs, outputs
 
 
 def find_blocks(model: nn.Module, probe: Probe) -> list[Block]:
@@ -143,7 +144,9 @@ class _Dropouts(TorchFunctionMode):
         super().__init__()
         self.tell = tell
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is F.dropout:
             p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
@@ -192,9 +195,7 @@ def _match(model: nn.Module, trace: Trace, before: list[Call], outer: Call) -> B
     )
 
 
-def _formulas(
-    read: list[Call], hidden: int, act: Callable
-) -> Iterator[tuple[bool, bool, Tensor]]:
+def _formulas(read: list[Call], hidden: int, act: Callable) -> Iterator[tuple[bool, bool, Tensor]]:
     """(gated, swapped, value) of each way to make h from what the inner maps gave."""
     outs = [c.y.reshape(-1, c.y.shape[-1]) for c in read]
     if len(outs) == 1 and outs[0].shape[1] == hidden:
@@ -236,7 +237,9 @@ def known_activations() -> dict[str, nn.Module]:
 
 
 def _is_function(value: object) -> bool:
-    return callable(value) and not isinstance(value, (nn.Module, type)) and hasattr(value, "__name__")
+    return (
+        callable(value) and not isinstance(value, (nn.Module, type)) and hasattr(value, "__name__")
+    )
 
 
 LEARNED = ("xielu",)  # an activation with parameters, which talks when it is made
@@ -244,7 +247,7 @@ _GRID = torch.cat([torch.linspace(-8, 8, 4001), torch.tensor([-50.0, 50.0])])
 
 
 def activation_name(act: Callable) -> str | None:
-    """The name in transformers' ACT2FN of what computes the same as `act`, to the bit if any does."""
+    """The name in transformers' ACT2FN of what computes the same, to the bit if any does."""
     best, best_gap = None, 1e-6
     try:
         value = act(_GRID)

@@ -28,9 +28,10 @@ class Losses:
 
 def join_losses(model: nn.Module, layers: dict[str, MoE]) -> None:
     """From now on the model's `outputs.loss` holds the balance losses of these layers."""
-    losses = getattr(model, "_moiety_losses", None)
+    losses: Any = getattr(model, "_moiety_losses", None)
     if losses is None:
-        losses = model._moiety_losses = Losses()
+        losses = Losses()
+        model._moiety_losses = losses
         model.register_forward_pre_hook(_open)
         model.register_forward_hook(_close, with_kwargs=True, always_call=True)
     for name, layer in layers.items():
@@ -52,8 +53,8 @@ def _close(model: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
         return output
     if torch.is_grad_enabled() and not any(t.requires_grad for t in terms):
         warnings.warn(
-            "the balance losses carry no gradient: the layers ran under no_grad (reentrant gradient "
-            "checkpointing does that; use_reentrant=False keeps it), or the router is frozen",
+            "the balance losses carry no gradient: the layers ran under no_grad (reentrant "
+            "gradient checkpointing does that; use_reentrant=False keeps it), or the router is frozen",
             stacklevel=2,
         )
     total = loss + share(model, kwargs) * sum(t.to(loss.device) for t in terms)
@@ -85,7 +86,7 @@ def share(model: Any, kwargs: dict) -> Tensor | float:
         return 1.0
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
-    shifts = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
+    shifts = LOSS_MAPPING.get(getattr(model, "loss_type", "")) is ForCausalLMLoss
     if shifts and not getattr(model.config, "is_encoder_decoder", False):
         labels = labels[..., 1:]
     return labels.ne(-100).sum() / items

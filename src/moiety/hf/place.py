@@ -131,7 +131,7 @@ def shape_of(module: nn.Module) -> nn.Module:
     """A copy without memory."""
     empty = {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in module.parameters()}
     buffers = {id(b): b.to("meta") for b in module.buffers()}
-    return copy.deepcopy(module, {**empty, **buffers})  # type: ignore[arg-type]
+    return copy.deepcopy(module, {**empty, **buffers})
 
 
 # -- to JSON and back ------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Probe:
 
 
 def make_probe(model: nn.Module, given: Any = None) -> Probe:
-    """The probe that is given (a dict, a tensor, or a tuple of tensors), or one made from the config."""
+    """The probe that is given (a dict, a tensor, a tuple), or one made from the config."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if given is None:
         given = _from_config(model) if hasattr(model, "config") else _plain(model)
@@ -67,8 +67,7 @@ def make_probe(model: nn.Module, given: Any = None) -> Probe:
     if isinstance(given, (tuple, list)):
         return Probe(args=tuple(v.to(device) if isinstance(v, Tensor) else v for v in given))
     raise ValueError(
-        "probe must be a tensor, a tuple, or a dict of model inputs, "
-        f"got {type(given).__name__}"
+        f"probe must be a tensor, a tuple, or a dict of model inputs, got {type(given).__name__}"
     )
 
 

@@ -6,30 +6,28 @@ print(moiety.receipt(model))
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from .. import cost, tokens
-from ..experts import Experts, FeedForward, LowRank, ModuleExperts
-from ..moe import MoE
-from ..routing import Router, build_router, describe
-from ..watch import moe_layers
-from .blocks import Block, find_blocks, weight_of
+from ..experts import Experts, LowRank
+from ..watch import Routes, watch
+from .blocks import Block, find_blocks
+from .causal import refuse_noncausal
 from .layers import select
 from .losses import join_losses
-from .place import Mixed, dense_module, mixtures, place, shape_of
+from .place import dense_module, mixtures, place, shape_of
 from .probe import Probe, evaluating, gap, make_probe
-from .saving import remember
+from .saving import mark
+from .start import Init, Start
 
-Init = Literal["copy", "noise", "reinit", "split", "low-rank"]
-INITS = ("copy", "noise", "reinit", "split", "low-rank")
-AMOUNT = {"noise": 0.01, "reinit": 0.5}
-# A gap beyond what rounding makes of an unchanged function, by the bits of the type.
+# A gap beyond what rounding makes of an unchanged function.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
@@ -40,8 +38,8 @@ class Receipt:
     gap: float  # ‖after − before‖ / ‖before‖, the largest over all outputs, on real tokens
     parameters_before: int
     parameters_after: int
-    active_before: int
-    active_after: int  # that work for one token
+    active_before: int  # parameters that work for one token
+    active_after: int
     flops_before: float  # forward, a token of the probe
     flops_after: float
     layers: list[str]
@@ -94,39 +92,45 @@ def upcycle(
 
     The result is the same model (`inplace`) or a copy; `receipt(model)` is the proof.
     """
-    _check(model, init, exact)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"upcycle takes a module, got {type(model).__name__}")
     if k is not None:
         options["k"] = k
-    asked = make_probe(model, probe)
-    blocks = select(find_blocks(model, asked), layers, model)
-    plan = _Plan(router, experts, init, rank, shards, amount, frozen, options)
-    with torch.device("meta"):
-        trials = [plan.layer(block, None) for block in blocks]
-    for block, trial in zip(blocks, trials, strict=True):
-        plan.check(block, trial, exact)
+    inputs = make_probe(model, probe)
+    blocks = select(find_blocks(model, inputs), layers, model)
+    start = Start(
+        router, experts, options, init, rank=rank, shards=shards, amount=amount, frozen=frozen
+    )
+    for block in blocks:  # everything is checked before anything changes
+        start.check(block, exact)
+    if not allow_noncausal:
+        refuse_noncausal(model, inputs, blocks, start.empty(blocks[0]))
     if not inplace:
         model = _copy(model, blocks, init)
-        asked = make_probe(model, asked)
-    if not allow_noncausal and not trials[0].causal:
-        _refuse_causal(model, asked, blocks, trials[0])
-    before = asked.outputs(model)
-    cost_before = _cost(model, asked)
+    tokens_seen = max(_rows(block) for block in blocks)
+    before, cost_before = inputs.outputs(model), _cost(model, inputs, tokens_seen)
     for block in blocks:
-        was = dense_module(model, block)
-        place(model, block, plan.layer(block, was), shape_of(was))
-    _wire(model)
-    after = asked.outputs(model)
-    moved = gap(before, after, asked.mask)
-    if exact and not moved <= TOLERANCE.get(before[0].dtype if before else torch.float32, 1e-4):
-        raise RuntimeError(
-            f"the outputs moved by {moved:.1e} though {init!r} with {router!r} should keep them: "
-            'take init="low-rank", or exact=False'
-        )
-    cost_after = _cost(model, asked)
-    names = [block.name for block in blocks]
-    found = Receipt(moved, *_pairs(cost_before, cost_after), names, init, router)
-    remember(model, found)
+        block.x = None
+        was = shape_of(dense_module(model, block))
+        place(model, block, start.layer(block, model), was)
+    wire(model)
+    moved = gap(before, inputs.outputs(model), inputs.mask)
+    _check_gap(moved, before, init, router, exact)
+    cost_after = _cost(model, inputs, tokens_seen)
+    numbers = [n for pair in zip(cost_before, cost_after, strict=True) for n in pair]
+    model._moiety_receipt = Receipt(moved, *numbers, [b.name for b in blocks], init, router)  # type: ignore
     return model
+
+
+def wire(model: nn.Module) -> None:
+    """Let mask and token ids reach the mixtures, their losses reach `outputs.loss`, and the model
+    be saved as what it is.
+    """
+    layers = {f"{name}.moe": mixed.moe for name, mixed in mixtures(model)}
+    tokens.follow(model, layers)
+    if isinstance(model, PreTrainedModel):
+        join_losses(model, layers)
+        mark(model)
 
 
 def receipt(model: nn.Module) -> Receipt:
@@ -135,3 +139,53 @@ def receipt(model: nn.Module) -> Receipt:
     if found is None:
         raise ValueError(f"this {type(model).__name__} was not made by moiety.upcycle")
     return found
+
+
+def _copy(model: nn.Module, blocks: list[Block], init: str) -> nn.Module:
+    """A copy of the model; weights that will only be read and thrown away are not copied."""
+    read_only = {}
+    if init != "low-rank":
+        linears = (model.get_submodule(n) for b in blocks if b.activation for n in b.modules)
+        read_only = {id(p): p for linear in linears for p in linear.parameters()}
+    return copy.deepcopy(model, read_only)
+
+
+def _rows(block: Block) -> int:
+    assert block.x is not None
+    return block.x.shape[:-1].numel()
+
+
+def _check_gap(moved: float, outputs: list[Tensor], init: str, router: str, exact: bool) -> None:
+    dtype = max((t.dtype for t in outputs), key=lambda d: torch.finfo(d).eps, default=torch.float32)
+    if exact and not moved <= TOLERANCE[dtype]:
+        raise RuntimeError(
+            f"the outputs moved by {moved:.1e}, though {init!r} with {router!r} should keep them: "
+            'take init="low-rank", or exact=False'
+        )
+
+
+def _cost(model: nn.Module, inputs: Probe, tokens_seen: int) -> tuple[int, int, float]:
+    """Parameters, parameters that work for one token, forward FLOPs a token."""
+    total = cost.parameters(model)
+    mixed = {f"{name}.moe": m.moe for name, m in mixtures(model)}
+    with evaluating(model), contextlib.ExitStack() as stack:
+        routes = stack.enter_context(watch(model)) if mixed else None
+        flops = cost.forward_flops(lambda: inputs.run(model), model)
+    idle = sum(_idle(mixed[name].experts, s) for name, s in _slots(routes).items())
+    return total, round(total - idle), flops / tokens_seen
+
+
+def _slots(routes: Routes | None) -> dict[str, float]:
+    """For every layer: the experts that worked for a token."""
+    if routes is None:
+        return {}
+    load = routes.load()
+    return {name: float(load[name].sum()) / s.tokens for name, s in routes.summary().items()}
+
+
+def _idle(experts: Experts, slots: float) -> float:
+    """The parameters of a layer's experts that do not work for a token."""
+    own = cost.parameters(experts)
+    if isinstance(experts, LowRank):
+        own -= cost.parameters(experts.base)
+    return own * (1 - slots / experts.experts)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,7 @@ class Router(nn.Module):
         per_expert  names of parameters and buffers with a row for each expert, where there are any
     Instance attribute:
         weights_sum "one" (the weights of a real token sum to one), "at most one", or "free"
+        options     what `build_router` was given, to build it again; None: not built by name
     """
 
     name: ClassVar[str] = ""
@@ -88,6 +89,7 @@ class Router(nn.Module):
     per_expert: ClassVar[tuple[str, ...]] = ()
 
     weights_sum: Literal["one", "at most one", "free"] = "one"
+    options: dict[str, Any] | None = None
     families: Families | None
 
     def __init__(self, dim: int, experts: int) -> None:

@@ -110,7 +110,9 @@ def build_router(name: str, *, dim: int, experts: int, **options: Any) -> Router
                 f"router {name!r} has no option {option!r}; it has {', '.join(known) or 'none'}"
             )
         known[option].rule.check(name, option, value, known[option].default)
-    return cls(dim, experts, **options)
+    router = cls(dim, experts, **options)
+    router.options = options
+    return router
 
 
 def list_routers(pattern: str = "*") -> list[str]:
