@@ -111,7 +111,8 @@ def measure(
     number. Memory does not grow with the data but for the token ids that appear in it.
     """
     first = next(iter(model.parameters()), torch.empty(()))
-    words, vocabulary, tallies, examples = _Words(model), Vocabulary(), {}, 0
+    words, vocabulary, examples = _Words(model), Vocabulary(), 0
+    tallies: dict[str, Tally] = {}
     kinds: dict[str, str] = {}
     with watch(model, keep="all") as routes, _evaluating(model):
         total = Routes(list(routes.layers), "load")
@@ -176,8 +177,9 @@ class _Text:
         ids, mask = inputs.get(f"{prefix}input_ids"), inputs.get(f"{prefix}attention_mask")
         self.tokens = -1 if ids is None else ids.numel()
         self.rows_T = None if ids is None else vocabulary.rows(ids.flatten().cpu())
-        flat = mask is not None and ids is not None and mask.shape == ids.shape
-        self.mask_T = mask.flatten().bool() if flat else None
+        self.mask_T = None
+        if mask is not None and ids is not None and mask.shape == ids.shape:
+            self.mask_T = mask.flatten().bool()
 
 
 def _real(record: Any, texts: list[_Text]) -> tuple[Routing, Tensor, Tensor | None]:
@@ -185,7 +187,7 @@ def _real(record: Any, texts: list[_Text]) -> tuple[Routing, Tensor, Tensor | No
     routing = record.routing
     fits = [text for text in texts if text.tokens == routing.tokens]
     text = fits[0] if len(fits) == 1 else None
-    padding_E = getattr(record, "padded_E", torch.zeros(routing.experts, dtype=torch.long))
+    padding_E = record.padded_E
     if routing.mask is None and text is not None and text.mask_T is not None:
         # The layer was not told about padding and treated it as text.
         padding_E = routing.choice()[~text.mask_T].sum(0)
@@ -267,9 +269,7 @@ def _plain(table_EE: Tensor) -> list[list[float | None]]:
     return [[None if math.isnan(v) else round(v, 3) for v in row] for row in table_EE.tolist()]
 
 
-def _written(
-    typical: list[list[Typical]] | None, tokenizer: Any
-) -> list[list[Typical]] | None:
+def _written(typical: list[list[Typical]] | None, tokenizer: Any) -> list[list[Typical]] | None:
     if typical is None or tokenizer is None:
         return typical
     return [

@@ -81,7 +81,8 @@ class Tally:
         size = max(int(rows_T.max()) + 1 if len(rows_T) else 0, len(self.seen_V))
         more = size - len(self.seen_V)
         if more:
-            self.ids_VE, self.seen_V = F.pad(self.ids_VE, (0, 0, 0, more)), F.pad(self.seen_V, (0, more))
+            self.ids_VE = F.pad(self.ids_VE, (0, 0, 0, more))
+            self.seen_V = F.pad(self.seen_V, (0, more))
         self.ids_VE.index_add_(0, rows_T, chosen_TE.int())
         self.seen_V += torch.bincount(rows_T, minlength=size)
 

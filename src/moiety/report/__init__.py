@@ -3,8 +3,9 @@
 A page holds all it needs and may load nothing: a policy in its head forbids the network.
 """
 
+from .course import course_page
 from .health import health_page
 from .routing import routing_page
 from .table import Column
 
-__all__ = ["Column", "health_page", "routing_page"]
+__all__ = ["Column", "course_page", "health_page", "routing_page"]

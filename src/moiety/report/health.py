@@ -60,8 +60,10 @@ def health_page(
 ) -> str:
     """Return a self-contained page of a measured `Health`, given as plain values."""
     layers = health["layers"]
-    shown = [{**layer, "dead": len(layer["dead"]), "padding": layer["padding"]["share"]}
-             for layer in layers]
+    shown = [
+        {**layer, "dead": len(layer["dead"]), "padding": layer["padding"]["share"]}
+        for layer in layers
+    ]
     padded = [_padding(layer) for layer in layers if layer["padding"]["share"] > 0]
     layer_body, layer_numeric = cells(shown, LAYERS)
     padding_body, padding_numeric = cells(padded, PADDING)
@@ -113,6 +115,7 @@ def _loads(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _padding(layer: Mapping[str, Any]) -> dict[str, Any]:
     pad = layer["padding"]
+    somewhere = pad["shift"] >= 0.005  # padding like text prefers nobody
     return {
         **pad,
         "name": layer["name"],
@@ -120,8 +123,9 @@ def _padding(layer: Mapping[str, Any]) -> dict[str, Any]:
         "effective_with": pad["effective"],
         "peak": layer["peak"],
         "peak_with": pad["peak"],
-        "preferred": f"expert {pad['preferred']}",
-        "real": layer["load"][pad["preferred"]],
+        "preferred": f"expert {pad['preferred']}" if somewhere else None,
+        "to_preferred": pad["to_preferred"] if somewhere else None,
+        "real": layer["load"][pad["preferred"]] if somewhere else None,
     }
 
 

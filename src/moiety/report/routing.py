@@ -74,7 +74,9 @@ def routing_page(
         body=body,
         numeric=numeric,
         notes=notes or {},
-        arms=[load_table(arm, each, (dead or {}).get(arm, {})) for arm, each in loads.items() if each],
+        arms=[
+            load_table(arm, each, (dead or {}).get(arm, {})) for arm, each in loads.items() if each
+        ],
         without=[arm for arm, each in loads.items() if not each],
         legend=[name for _, name in SHADES],
         settings=settings,

@@ -1,0 +1,154 @@
+"""Examples from a file, and batches of them for a model.
+
+.txt (a line each), .jsonl, .csv, .tsv, .parquet (a column), .npy, .npz (uint8 images [N,H,W,C]).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+TABLES = (".csv", ".tsv", ".parquet")
+KINDS = (".txt", ".jsonl", *TABLES, ".npy", ".npz")
+Kind = Literal["text", "ids", "images"]
+
+
+def read(path: str | Path, *, column: str = "text", limit: int = 512) -> tuple[Kind, Sequence[Any]]:
+    """The first `limit` examples of a file: texts, lists of token ids, or images."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no data file {path}")
+    suffix = path.suffix.lower()
+    if suffix not in KINDS:
+        raise ValueError(f"{path.name}: the data must be one of {', '.join(KINDS)}")
+    kind: Kind = "text"
+    rows: Any
+    if suffix in (".npy", ".npz"):
+        kind, rows = "images", _images(path, column)[:limit]
+    elif suffix in TABLES:
+        rows = _column(path, column, limit)
+    elif suffix == ".txt":
+        rows = _lines(path, limit)
+    else:
+        kind, rows = _jsonl(path, column, limit)
+    if not len(rows):
+        raise ValueError(f"{path.name} holds no example")
+    return kind, rows
+
+
+def tokenise(texts: Sequence[str], tokenizer: Any, longest: int) -> list[list[int]]:
+    """Token ids of every text, cut to `longest`; a text without any token is left out."""
+    ids = tokenizer(list(texts), truncation=True, max_length=longest)["input_ids"]
+    return [row for row in ids if len(row)]
+
+
+def id_batches(
+    rows: Sequence[Sequence[int]], size: int, *, pad: int, side: str = "right"
+) -> Iterator[dict[str, Tensor]]:
+    """Batches of `input_ids` and `attention_mask`, in order, padded to the longest of each."""
+    for start in range(0, len(rows), size):
+        batch = [torch.tensor(row, dtype=torch.long) for row in rows[start : start + size]]
+        longest = max(map(len, batch))
+
+        def wide(row: Tensor, value: int, longest: int = longest) -> Tensor:
+            gap = longest - len(row)
+            return F.pad(row, (gap, 0) if side == "left" else (0, gap), value=value)
+
+        yield {
+            "input_ids": torch.stack([wide(row, pad) for row in batch]),
+            "attention_mask": torch.stack([wide(torch.ones_like(row), 0) for row in batch]),
+        }
+
+
+def image_batches(
+    images: np.ndarray, size: int, *, processor: Any, pixels: int | None
+) -> Iterator[dict[str, Tensor]]:
+    """Batches of `pixel_values`; without a processor resized to `pixels` and scaled to -1…1."""
+    for start in range(0, len(images), size):
+        batch = np.array(images[start : start + size])
+        if processor is not None:
+            values = processor(list(batch), return_tensors="pt")["pixel_values"]
+        else:
+            values = torch.from_numpy(batch).permute(0, 3, 1, 2).float() / 127.5 - 1
+            if pixels is not None:
+                values = F.interpolate(values, size=(pixels, pixels), mode="bilinear")
+        yield {"pixel_values": values}
+
+
+# -- files --------------------------------------------------------------------------------------
+
+
+def _lines(path: Path, limit: int) -> list[str]:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return list(islice((line.strip() for line in file if line.strip()), limit))
+
+
+def _jsonl(path: Path, column: str, limit: int) -> tuple[Kind, list[Any]]:
+    rows = []
+    for number, line in enumerate(_lines(path, limit), start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise ValueError(f"{path.name}, example {number}: this is not JSON") from None
+    names = sorted({name for row in rows if isinstance(row, dict) for name in row})
+    if column not in names and "input_ids" in names:
+        return "ids", [_ids(path, row["input_ids"]) for row in rows if row.get("input_ids")]
+    return "text", [_text(row.get(column)) for row in _having(path, column, names, rows)]
+
+
+def _having(path: Path, column: str, names: Sequence[str], rows: list[Any]) -> list[Any]:
+    if column not in names:
+        raise ValueError(
+            f"{path.name} has no column {column!r}; --column may be {', '.join(names) or 'nothing'}"
+        )
+    return [row for row in rows if isinstance(row, dict) and _text(row.get(column))]
+
+
+def _column(path: Path, column: str, limit: int) -> list[str]:
+    import pandas
+
+    if path.suffix.lower() == ".parquet":
+        try:
+            table = pandas.read_parquet(path)
+        except ImportError:
+            raise ValueError("a .parquet file needs pyarrow: pip install 'moiety[lab]'") from None
+    else:
+        separator = "\t" if path.suffix.lower() == ".tsv" else ","
+        table = pandas.read_csv(path, sep=separator, nrows=limit)
+    rows = table.head(limit).to_dict("records")
+    return [_text(row[column]) for row in _having(path, column, [*map(str, table.columns)], rows)]
+
+
+def _text(value: Any) -> str:
+    # An empty cell of a table is a NaN.
+    return "" if value is None or value != value else str(value).strip()
+
+
+def _ids(path: Path, row: Any) -> list[int]:
+    if not isinstance(row, list) or not all(type(id) is int and id >= 0 for id in row):
+        raise ValueError(f"{path.name}: input_ids must be lists of token ids")
+    return row
+
+
+def _images(path: Path, column: str) -> np.ndarray:
+    loaded = np.load(path, allow_pickle=False, mmap_mode="r" if path.suffix == ".npy" else None)
+    if not isinstance(loaded, np.ndarray):
+        fits = [n for n in loaded.files if loaded[n].ndim == 4 and loaded[n].dtype == np.uint8]
+        name = column if column in loaded.files else fits[0] if len(fits) == 1 else None
+        if name is None:
+            raise ValueError(f"{path.name}: --column must say which of {', '.join(loaded.files)}")
+        loaded = loaded[name]
+    if loaded.ndim != 4 or loaded.dtype != np.uint8:
+        raise ValueError(
+            f"{path.name}: images must be uint8 [N, H, W, C], "
+            f"got {loaded.dtype} {list(loaded.shape)}"
+        )
+    return loaded
