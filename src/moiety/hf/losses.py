@@ -15,61 +15,101 @@ from ..routing import Routing
 class Losses:
     """Takes the weighted losses of a model's layers while its forward runs."""
 
-    collects = True
-
     def __init__(self) -> None:
-        self.open = False
+        self.collects = False  # a layer that is called past its model finds that nobody does
         self.terms: list[Tensor] = []
+        self.told: Told | None = None
+        self.warned: set[str] = set()
 
     def add(self, name: str, routing: Routing, terms: dict[str, Tensor]) -> None:
-        if self.open:
+        if self.collects:
             self.terms.extend(terms.values())
+
+    def warn(self, problem: str) -> None:
+        if problem not in self.warned and not torch.compiler.is_compiling():
+            self.warned.add(problem)
+            warnings.warn(problem, stacklevel=4)
+
+
+class Told:
+    """Stands for a model's `loss_function` during one call: does it use `num_items_in_batch`?
+
+    The Trainer hands that number to every model whose forward takes any keywords, but only some
+    hand it on to their loss; the others return the mean over this call, as without it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.own, self.items = model, vars(model).get("_loss_function"), False
+        model._loss_function = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.restore()
+        loss = self.model.loss_function(*args, **kwargs)
+        # transformers' losses of regression and of many labels take the number and ignore it.
+        kind = getattr(self.model.config, "problem_type", None)
+        given = kwargs.get("num_items_in_batch") is not None
+        self.items = given and kind in (None, "single_label_classification")
+        return loss
+
+    def restore(self) -> None:
+        if vars(self.model).get("_loss_function") is self:
+            del self.model._loss_function
+            if self.own is not None:
+                self.model._loss_function = self.own
 
 
 def join_losses(model: nn.Module, layers: dict[str, MoE]) -> None:
     """From now on the model's `outputs.loss` holds the balance losses of these layers."""
-    losses: Any = getattr(model, "_moiety_losses", None)
+    losses = getattr(model, "_moiety_losses", None)
     if losses is None:
-        losses = Losses()
-        model._moiety_losses = losses
-        model.register_forward_pre_hook(_open)
+        losses = model._moiety_losses = Losses()
+        model.register_forward_pre_hook(_open, with_kwargs=True)
         model.register_forward_hook(_close, with_kwargs=True, always_call=True)
     for name, layer in layers.items():
         if not any(recorder is losses for _, recorder in layer._watchers):
             layer._watchers = (*layer._watchers, (name, losses))
 
 
-def _open(model: nn.Module, args: tuple) -> None:
+def _open(model: nn.Module, args: tuple, kwargs: dict) -> None:
     losses: Any = model._moiety_losses
-    losses.open = model.training
-    losses.terms = []
+    losses.collects, losses.terms, losses.told = model.training, [], None
+    if model.training and kwargs.get("num_items_in_batch") is not None:
+        losses.told = Told(model)
 
 
 def _close(model: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
     losses: Any = model._moiety_losses
-    terms, losses.terms, losses.open = losses.terms, [], False
-    loss = _loss_of(output, kwargs)
-    if not terms or loss is None:
+    terms, losses.terms, losses.collects = losses.terms, [], False
+    told, losses.told = losses.told, None
+    if told is not None:
+        told.restore()
+    loss = _loss_of(output)
+    if not terms or output is None:  # None: the forward failed
+        return output
+    if loss is None:
+        _miss_a_loss(model, losses, terms)
         return output
     if torch.is_grad_enabled() and not any(t.requires_grad for t in terms):
-        warnings.warn(
+        losses.warn(
             "the balance losses carry no gradient: the layers ran under no_grad (reentrant "
-            "gradient checkpointing does that; use_reentrant=False keeps it), or the router is frozen",
-            stacklevel=2,
+            "gradient checkpointing does that; use_reentrant=False keeps it), or the router is "
+            "frozen"
         )
-    total = loss + share(model, kwargs) * sum(t.to(loss.device) for t in terms)
-    _tell_watchers(model, losses)
+    part = share(model, kwargs) if told is not None and told.items else 1.0
+    total = loss + part * sum(t.to(loss.device) for t in terms)
+    for recorder in _others(model, losses):
+        recorder.taken()
     if isinstance(output, tuple):
         return (total, *output[1:])
     output.loss = total
     return output
 
 
-def _loss_of(output: Any, kwargs: dict) -> Tensor | None:
-    if isinstance(output, tuple):  # return_dict=False: the loss comes first, where there is one
-        first = output[0] if output else None
-        scalar = isinstance(first, Tensor) and first.numel() == 1 and first.is_floating_point()
-        return first if scalar and kwargs.get("labels") is not None else None
+def _loss_of(output: Any) -> Tensor | None:
+    """The loss in a model's output; with return_dict=False it comes first and is a scalar."""
+    if isinstance(output, tuple):
+        loss = output[0] if output else None
+        return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
     loss = getattr(output, "loss", None)
     return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
@@ -79,26 +119,40 @@ def share(model: Any, kwargs: dict) -> Tensor | float:
 
     With gradient accumulation the Trainer hands over `num_items_in_batch`, the labels of the whole
     step, and the task loss is this call's sum over that number. Weighing the balance losses by the
-    same share keeps their part of the step at their mean, whatever the number of calls.
+    same share keeps their part of the step at their mean, whatever the number of calls. The labels
+    are counted as the Trainer counts them.
     """
-    items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
-    if items is None or not isinstance(labels, Tensor):
+    labels, shifted = kwargs.get("labels"), kwargs.get("shift_labels")
+    if shifted is not None:
+        labels = shifted
+    elif isinstance(labels, Tensor) and _shifts(model):
+        labels = labels[..., 1:]
+    if not isinstance(labels, Tensor):
         return 1.0
+    return labels.ne(-100).sum() / kwargs["num_items_in_batch"]
+
+
+def _shifts(model: Any) -> bool:
+    """Whether the loss compares each token with the label after it, so that the first has none."""
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
-    shifts = LOSS_MAPPING.get(getattr(model, "loss_type", "")) is ForCausalLMLoss
-    if shifts and not getattr(model.config, "is_encoder_decoder", False):
-        labels = labels[..., 1:]
-    return labels.ne(-100).sum() / items
+    causal = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
+    return causal and not getattr(model.config, "is_encoder_decoder", False)
 
 
-def _tell_watchers(model: nn.Module, losses: Losses) -> None:
-    watching = {
-        id(recorder): recorder
-        for layer in model.modules()
-        if isinstance(layer, MoE)
-        for _, recorder in layer._watchers
-        if recorder is not losses
-    }
-    for recorder in watching.values():
-        recorder.taken()  # type: ignore[attr-defined]
+def _miss_a_loss(model: nn.Module, losses: Losses, terms: list[Tensor]) -> None:
+    watched = any(recorder.collects for recorder in _others(model, losses))
+    if not watched and any(t.requires_grad for t in terms):
+        losses.warn(
+            f"{type(model).__name__} was called without labels, so that nothing collects its "
+            "balance losses (the Trainer calls it so for label_smoothing_factor and "
+            "compute_loss_func): give it labels, or train inside `with moiety.watch(model) as "
+            "routes` and add `routes.loss()` to the loss, or set balance={}"
+        )
+
+
+def _others(model: nn.Module, losses: Losses) -> list[Any]:
+    """What else records the layers of this model: `moiety.watch`."""
+    layers = (m for m in model.modules() if isinstance(m, MoE))
+    found = {id(recorder): recorder for layer in layers for _, recorder in layer._watchers}
+    return [recorder for recorder in found.values() if recorder is not losses]
