@@ -79,7 +79,7 @@ def to_dense(
         n: _shares(n, m, by, measured if routes is None else routes) for n, m in layers.items()
     }
     if not inplace:
-        model = copy.deepcopy(model, _only_read(layers))  # type: ignore[arg-type]
+        model = copy.deepcopy(model, _only_read(layers))
     base = all(isinstance(m.moe.experts, LowRank) for m in layers.values())
     _remove_traces(model)
     for name, mixed in list(mixtures(model)):
@@ -87,7 +87,8 @@ def to_dense(
         _restore_fused_path(model, name)
     moved = gap(before, inputs.outputs(model), inputs.mask)
     words = "base" if base else by
-    model._moiety_receipt = DenseReceipt(moved, size, cost.parameters(model), words, list(layers))  # type: ignore
+    proof = DenseReceipt(moved, size, cost.parameters(model), words, list(layers))
+    model._moiety_receipt = proof  # type: ignore[assignment]
     return model
 
 
@@ -112,9 +113,9 @@ def _check(layers: dict[str, Mixed], by: str, routes: Routes | None) -> None:
 
 def _not_kept(mixed: Mixed) -> list[str]:
     """Weights of the dense block that belong to none of its linear maps."""
-    linears = [m for m in _linears(mixed.block, mixed._was[0])]
-    kept = {id(t) for m in linears for t in (*m.parameters(), *m.buffers())}
     was = mixed._was[0]
+    linears = _linears(mixed.block, was)
+    kept = {id(t) for m in linears for t in (*m.parameters(), *m.buffers())}
     named = (*was.named_parameters(), *was.named_buffers())
     return [name for name, t in named if id(t) not in kept]
 
@@ -232,7 +233,7 @@ def _set(linear: Any, w: Tensor, b: Tensor | None) -> None:
 # -- the model -------------------------------------------------------------------------------------
 
 
-def _only_read(layers: dict[str, Mixed]) -> dict[int, nn.Parameter]:
+def _only_read(layers: dict[str, Mixed]) -> dict[int, Any]:
     """Weights that need no copy, since they are read and left behind; a base is kept."""
     experts = [m.moe.experts for m in layers.values() if not isinstance(m.moe.experts, LowRank)]
     return {id(p): p for e in experts for p in e.parameters()}
@@ -263,7 +264,7 @@ def _restore_fused_path(model: nn.Module, name: str) -> None:
         if isinstance(part, nn.TransformerEncoder):
             with warnings.catch_warnings():  # its constructor says why it takes the slow path
                 warnings.simplefilter("ignore")
-                like = nn.TransformerEncoder(part.layers[0], 0, None, part.enable_nested_tensor)  # type: ignore
+                like = nn.TransformerEncoder(part.layers[0], 0, None, part.enable_nested_tensor)
             part.use_nested_tensor = like.use_nested_tensor
 
 
@@ -288,7 +289,7 @@ def _remove_traces(model: nn.Module) -> None:
                     getattr(module, note).pop(key, None)
     for word in [word for word in vars(model) if word.startswith("_moiety_")]:
         delattr(model, word)
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     words = getattr(config, "quantization_config", None)
     if _ours(words) or (isinstance(words, dict) and words.get("quant_method") == "moiety"):
         del config.quantization_config
