@@ -15,11 +15,19 @@ from ..routing import Routing
 class Losses:
     """Takes the weighted losses of a model's layers while its forward runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self.collects = False  # a layer that is called past its model finds that nobody does
         self.terms: list[Tensor] = []
         self.told: Told | None = None
         self.warned: set[str] = set()
+
+    def __deepcopy__(self, memo: dict) -> Losses:
+        """A copy of the model has its own; a copied layer still tells those of its model (peft
+        puts such copies into the model).
+        """
+        copied = memo.get(id(self.model))
+        return self if copied is None else memo.setdefault(id(self), Losses(copied))
 
     def add(self, name: str, routing: Routing, terms: dict[str, Tensor]) -> None:
         if self.collects:
@@ -58,11 +66,11 @@ class Told:
                 self.model._loss_function = self.own
 
 
-def join_losses(model: nn.Module, layers: dict[str, MoE]) -> None:
+def join_losses(model: Any, layers: dict[str, MoE]) -> None:
     """From now on the model's `outputs.loss` holds the balance losses of these layers."""
     losses = getattr(model, "_moiety_losses", None)
     if losses is None:
-        losses = model._moiety_losses = Losses()
+        losses = model._moiety_losses = Losses(model)
         model.register_forward_pre_hook(_open, with_kwargs=True)
         model.register_forward_hook(_close, with_kwargs=True, always_call=True)
     for name, layer in layers.items():
@@ -136,7 +144,7 @@ def _shifts(model: Any) -> bool:
     """Whether the loss compares each token with the label after it, so that the first has none."""
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
-    causal = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
+    causal = LOSS_MAPPING.get(getattr(model, "loss_type", None) or "") is ForCausalLMLoss
     return causal and not getattr(model.config, "is_encoder_decoder", False)
 
 
