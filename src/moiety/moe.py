@@ -25,6 +25,8 @@ _FEEDFORWARD = tuple(inspect.signature(FeedForward).parameters)[3:]
 class Recorder(Protocol):
     """What a layer tells its decisions to: `watch` attaches one."""
 
+    collects: bool  # it takes the losses, so that somebody adds them to the training loss
+
     def add(self, name: str, routing: Routing, terms: dict[str, Tensor]) -> None: ...
 
 
@@ -157,7 +159,7 @@ class MoE(nn.Module):
             mask = mask.bool()
         routing = self.router(x_TD, mask, ids, group)
         if self._replayed is not None:
-            return keep_real(routing.chosen_by(_next(self._replayed)), mask)
+            return keep_real(routing.chosen_by(next_choice(self._replayed)), mask)
         if self.capacity_factor is not None:
             routing = capacity.limit(
                 routing,
@@ -185,9 +187,9 @@ class MoE(nn.Module):
             return
         for name, routes in self._watchers:
             routes.add(name, routing, terms)
-        if torch.compiler.is_compiling() or self._watchers or self._warned:
+        if torch.compiler.is_compiling() or self._warned:
             return
-        if terms and self.training:
+        if terms and self.training and not any(r.collects for _, r in self._watchers):
             self._warned = True
             warnings.warn(
                 f"balance losses {self.balance} are set but nothing collects them: train inside "
@@ -284,7 +286,8 @@ def _flat(t: Tensor | None, lead: Sequence[int], word: str) -> Tensor | None:
     return t.reshape(-1)
 
 
-def _next(recorded: list[Routing]) -> Routing:
+def next_choice(recorded: list[Routing]) -> Routing:
+    """Take the next of a layer's recorded decisions."""
     if not recorded:
         raise ValueError("the layer was called more often than its routes were recorded")
     return recorded.pop(0)

@@ -8,6 +8,9 @@ with moiety.watch(model, keep="choice") as routes:
     model(x)
 with moiety.replay(model, routes):
     model(x + noise)                # recorded choices, live weights
+
+The MoE layers that come with `transformers` are seen as well (see `native`). Their models add
+their own balance losses, so that `routes.loss()` is zero there.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from . import native
 from .moe import MoE
 from .routing import Routing
-from .routing.base import masked_mean
+from .routing.base import keep_real, masked_mean
 
 Keep = Literal["load", "choice", "all"]
 
@@ -39,6 +43,7 @@ class Record:
     dropped: Tensor  # the call's drop rate
     entropy: Tensor | None  # mean entropy of a token's gate distribution, in nats
     tokens: Tensor  # real ones
+    padded_E: Tensor  # slots that padding took: none in our layers, some in native ones
     routing: Routing | None
 
 
@@ -53,28 +58,36 @@ class LayerSummary:
     effective: float  # exp(entropy of the load): as many equally busy experts
     tokens: int
     calls: int
+    padding: list[float]  # what padding took at each expert, as a share of all slots, its own too
 
 
 class Routes:
     """What `watch` recorded. Layers are found by full name, or by a unique start or end of it."""
+
+    collects = True
 
     def __init__(self, layers: list[str], keep: Keep) -> None:
         self.layers, self.keep = layers, keep
         self.records: list[tuple[str, Record]] = []
         self._terms: list[tuple[str, dict[str, Tensor]]] = []
         self._collected: list[tuple[str, dict[str, Tensor]]] = []
+        self._taken = False
 
     def __repr__(self) -> str:
         return f"Routes(layers={self.layers}, keep={self.keep!r}, calls={len(self.records)})"
 
     def add(self, name: str, routing: Routing, terms: dict[str, Tensor]) -> None:
-        """Record one call of a layer and its weighted losses."""
+        """Record one call of a layer and its weighted losses.
+
+        Where padding was routed (native layers do that), its slots are counted apart.
+        """
         if terms:
             self._terms.append((name, terms))
-        kept = None if self.keep == "load" else routing
+        real = keep_real(routing, routing.mask)
+        kept = None if self.keep == "load" else real
         if self.keep == "choice":
-            kept = _choice(routing)
-        self.records.append((name, _record(routing, kept)))
+            kept = _choice(real)
+        self.records.append((name, _record(real, routing, kept)))
 
     # -- losses --------------------------------------------------------------------------------
 
@@ -82,11 +95,17 @@ class Routes:
         """The weighted balance losses of all layers and calls since the last time it was asked.
 
         Zero where no layer has any. Each layer's terms are computed on that layer alone and then
-        added, so that no layer's collapse hides behind another's balance.
+        added, so that no layer's collapse hides behind another's balance. A model that adds them
+        to its `outputs.loss` itself leaves none, and asking for them again raises.
         """
+        if self._taken and not self._terms:
+            raise ValueError(
+                "outputs.loss already holds the balance losses: leave out routes.loss(), and log "
+                "them with routes.terms()"
+            )
         terms = [term for _, call in self._terms for term in call.values()]
-        self._collected = [(n, {k: t.detach() for k, t in c.items()}) for n, c in self._terms]
-        self._terms.clear()
+        self._collect()
+        self._taken = False
         if terms and torch.is_grad_enabled() and not any(t.requires_grad for t in terms):
             warnings.warn(
                 "the balance losses carry no gradient: the layers ran under no_grad (reentrant "
@@ -96,10 +115,19 @@ class Routes:
             )
         return sum(terms, torch.zeros(()))
 
+    def taken(self) -> None:
+        """Hear from a model that it has put all terms recorded so far into its own loss."""
+        self._collect()
+        self._taken = True
+
+    def _collect(self) -> None:
+        self._collected = [(n, {k: t.detach() for k, t in c.items()}) for n, c in self._terms]
+        self._terms.clear()
+
     def terms(self) -> dict[str, dict[str, float]]:
         """The weighted losses by layer and name, as numbers to log.
 
-        Those that wait for `loss()`, or else those that it collected last.
+        Those that wait for `loss()`, or else those that were collected last.
         """
         out: dict[str, dict[str, float]] = {}
         for name, call in self._terms or self._collected:
@@ -139,6 +167,7 @@ class Routes:
         """Forget everything recorded so far."""
         self.records.clear()
         self._terms.clear()
+        self._taken = False
 
     def _by_layer(self) -> Iterator[tuple[str, list[Record]]]:
         for name in self.layers:
@@ -149,26 +178,31 @@ class Routes:
 
 @contextlib.contextmanager
 def watch(model: nn.Module, keep: Keep = "load") -> Iterator[Routes]:
-    """Record the decisions of every MoE layer of a model.
+    """Record the decisions of every MoE layer of a model, native ones of `transformers` as well.
 
     keep: "load" (counts only), "choice" (what was chosen, to replay), "all" (with gradients).
     """
     if keep not in ("load", "choice", "all"):
         raise ValueError(f'keep must be "load", "choice" or "all", got {keep!r}')
-    layers = moe_layers(model)
-    routes = Routes(list(layers), keep)
+    layers, natives = _find(model)
+    routes = Routes([*layers, *natives], keep)
     for name, layer in layers.items():
         layer._watchers = (*layer._watchers, (name, routes))
     try:
-        yield routes
+        with native.listen(model, natives, routes.add):
+            yield routes
         trained = any(t.requires_grad for _, call in routes._terms for t in call.values())
-        alone = all(len(layer._watchers) == 1 for layer in layers.values())
+        alone = not any(_collected_elsewhere(layer, routes) for layer in layers.values())
         if trained and alone and any(layer.training for layer in layers.values()):
             # They may still be collected after the block, but not once the routes are gone.
             weakref.finalize(routes, _warn_uncollected, routes._terms).atexit = False
     finally:
         for layer in layers.values():
             layer._watchers = tuple(w for w in layer._watchers if w[1] is not routes)
+
+
+def _collected_elsewhere(layer: MoE, routes: Routes) -> bool:
+    return any(r.collects for _, r in layer._watchers if r is not routes)
 
 
 def _warn_uncollected(terms: list) -> None:
@@ -181,28 +215,49 @@ def _warn_uncollected(terms: list) -> None:
 
 @contextlib.contextmanager
 def replay(model: nn.Module, routes: Routes) -> Iterator[None]:
-    """Repeat recorded choices, call by call, with live weights."""
-    layers = moe_layers(model)
-    missing = [name for name in routes.layers if name not in layers]
+    """Repeat recorded choices, call by call, with live weights.
+
+    In native layers padding chooses for itself, and a gate that is none of the known ones (see
+    `native`) leaves the recorded weights.
+    """
+    layers, natives = _find(model)
+    missing = [name for name in routes.layers if name not in layers and name not in natives]
     if missing:
         raise ValueError(f"routes were recorded on other layers: {', '.join(missing)}")
     recorded = {name: list(routes[name]) for name in routes.layers}
-    for name, choices in recorded.items():
-        layers[name]._replayed = choices
+    ours = [name for name in recorded if name in layers]
+    for name in ours:
+        layers[name]._replayed = recorded[name]
     try:
-        yield
+        with native.substitute(natives, recorded):
+            yield
     finally:
-        for name in recorded:
+        for name in ours:
             layers[name]._replayed = None
 
 
-def moe_layers(model: nn.Module) -> dict[str, MoE]:
-    """The MoE layers of a model by full name; a model without any raises."""
+def _find(model: nn.Module) -> tuple[dict[str, MoE], dict[str, native.Native]]:
+    """Our MoE layers and native ones, by full name; a model with neither raises."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"a module with MoE layers is wanted, got {type(model).__name__}")
     layers = {_plain(name): m for name, m in model.named_modules() if isinstance(m, MoE)}
+    natives = {_plain(name): block for name, block in native.blocks(model).items()}
+    if not layers and not natives:
+        raise ValueError(
+            f"{type(model).__name__} has no MoE layer: neither a moiety.MoE nor experts with a "
+            "router beside them, as transformers has"
+        )
+    return layers, natives
+
+
+def moe_layers(model: nn.Module) -> dict[str, MoE]:
+    """The `moiety.MoE` layers of a model by full name; a model without any raises."""
+    layers, natives = _find(model)
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no MoE layer")
+        raise ValueError(
+            f"{type(model).__name__} has no moiety.MoE layer; its own MoE layers "
+            f"({', '.join(natives)}) can be watched and replayed, but not changed"
+        )
     return layers
 
 
@@ -240,14 +295,16 @@ def _choice(r: Routing) -> Routing:
     return slim.detach()
 
 
-def _record(r: Routing, kept: Routing | None) -> Record:
+def _record(r: Routing, with_padding: Routing, kept: Routing | None) -> Record:
+    load_E = r.load()
+    padded_E = torch.zeros_like(load_E) if r.mask is None else with_padding.load() - load_E
     entropy = None
     if r.probs is not None:
         p = r.probs.detach()
         p = p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
         per_row = torch.special.entr(p).sum(-1)
         entropy = masked_mean(per_row, r.mask if per_row.shape[0] == r.tokens else None)
-    return Record(r.load(), r.demand(), r.drop_rate(), entropy, r.real_tokens(), kept)
+    return Record(load_E, r.demand(), r.drop_rate(), entropy, r.real_tokens(), padded_E, kept)
 
 
 def _total(loads: list[Tensor]) -> Tensor:
@@ -257,6 +314,7 @@ def _total(loads: list[Tensor]) -> Tensor:
 
 def _summarise(calls: list[Record]) -> LayerSummary:
     load_E = _total([c.load_E for c in calls]).double().cpu()
+    padded_E = _total([c.padded_E for c in calls]).double().cpu()
     share_E = load_E / load_E.sum().clamp(min=1)
     tokens = torch.stack([c.tokens for c in calls]).double().cpu()
     part = tokens / tokens.sum().clamp(min=1)
@@ -273,4 +331,5 @@ def _summarise(calls: list[Record]) -> LayerSummary:
         effective=math.exp(float(torch.special.entr(share_E).sum())),
         tokens=int(tokens.sum()),
         calls=len(calls),
+        padding=(padded_E / (load_E + padded_E).sum().clamp(min=1)).tolist(),
     )

@@ -1,0 +1,325 @@
+"""The MoE layers that come with `transformers`, seen as `Routing`s.
+
+They are known by structure, not by name: experts that are called with (states, index, weights), and
+beside them, in the same block, a router with a row for each expert. The choice is caught on its way
+into the experts, the logits on their way out of the router:
+
+    with listen(model, blocks(model), lambda name, routing, terms: print(name, routing.load())):
+        model(input_ids)
+
+Which gate makes the weights of the logits is found by trying the known ones at the first call: the
+softmax or the sigmoid of the logits, or the router's output as it is; renormalised over the chosen
+experts or not; times a constant. Where none fits, the routing has no gate.
+
+Native layers route padding like text: `active` says what was computed, `mask` who is padding.
+A compiled model runs uncompiled meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+
+from .moe import MoE, next_choice
+from .routing import Routing
+from .routing.base import recomputing
+from .tokens import Reader, Tokens
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda scores_TE: scores_TE.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "as it is": lambda scores_TE: scores_TE,  # some routers give out probabilities
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a block makes weights of its router's scores."""
+
+    gate: str
+    renormalise: bool
+    scale: float
+
+
+class Native:
+    """One native MoE block: what its router said last, and the gate once it is found."""
+
+    def __init__(self, path: str, experts: nn.Module, router: nn.Module, count: int) -> None:
+        self.path = path  # of the experts
+        self.experts, self.router, self.count = experts, router, count
+        self.names = tuple(inspect.signature(experts.forward).parameters)[:3]
+        self.scores_TE: Tensor | None = None
+        self.rule: Rule | None = None
+        self._settled = False
+
+    def hear(self, module: nn.Module, args: tuple, output: Any) -> None:
+        """Hook of the router: keep its scores for the call of the experts that follows."""
+        parts = output if isinstance(output, (tuple, list)) else (output,)
+        scores = (t for t in parts if isinstance(t, Tensor) and t.is_floating_point())
+        found = next((t for t in scores if t.dim() and t.shape[-1] == self.count), None)
+        self.scores_TE = None if found is None else _at_least_fp32(found)
+
+    def routing(self, args: tuple, kwargs: dict[str, Any], tokens: Tokens) -> Routing:
+        """The decision in a call of the experts."""
+        _, choice, given = self._inputs(args, kwargs)
+        weight = _at_least_fp32(given)
+        index, active, dropped = self._read(choice, weight)
+        scores, self.scores_TE = self.scores_TE, None
+        if scores is not None and scores.shape[0] != index.shape[0]:
+            scores = None
+        routing = Routing(
+            index=index,
+            weight=weight,
+            experts=self.count,
+            tokens=index.shape[0],
+            active=active,
+            dropped=dropped,
+            scores=scores,
+            mask=None if tokens.mask is None else tokens.mask.reshape(-1).bool(),
+        )
+        return self._gated(routing, exact=torch.finfo(given.dtype).eps < 1e-6)
+
+    def states(self, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        return self._inputs(args, kwargs)[0]
+
+    def _inputs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        given = {**dict(zip(self.names, args)), **kwargs}
+        states, choice, weight = (given.get(name) for name in self.names)
+        if not all(isinstance(t, Tensor) for t in (states, choice, weight)):
+            raise ValueError(
+                f"{self.path} was called without {' and '.join(self.names[1:])}: it cannot be "
+                "watched"
+            )
+        return states, choice, weight  # type: ignore[return-value]
+
+    def _read(self, choice: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """`[T, K]`: expert ids, which of them work, and which a capacity limit dropped."""
+        if choice.dim() == 3 and choice.shape[-1] == self.count:  # one-hot, no one where dropped
+            active = choice.bool().any(-1)
+            index = choice.long().argmax(-1)
+            if self.scores_TE is not None and index.shape[1] == 1:
+                wanted = self.scores_TE.detach().argmax(-1, keepdim=True)
+                index = torch.where(active, index, wanted)
+            return index, active, ~active
+        index = choice.reshape(-1, choice.shape[-1]).long()
+        if index.shape != weight.shape or not (self._settled or _are_ids(index, self.count)):
+            raise ValueError(
+                f"{self.path} takes a choice of shape {list(choice.shape)} that is neither "
+                f"[tokens, k] ids of {self.count} experts nor one-hot: it cannot be watched"
+            )
+        return index, None, None
+
+    def _gated(self, routing: Routing, exact: bool) -> Routing:
+        scores = routing.scores
+        if scores is None or not routing.tokens:
+            return routing
+        if not self._settled:
+            self.rule, self._settled = _find_rule(routing, exact), _tells(routing)
+        if self.rule is None:
+            return routing
+        gate, rule = GATES[self.rule.gate](scores), self.rule
+        return routing.replace(
+            gate=gate, probs=gate, renormalise=rule.renormalise, scale=rule.scale
+        )
+
+    def call_with(
+        self, routing: Routing, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any]]:
+        """The arguments that make the experts carry out another decision."""
+        states, choice, weight = self._inputs(args, kwargs)
+        new = routing.index
+        if choice.dim() == 3:
+            new = F.one_hot(new, self.count)
+            if routing.active is not None:
+                new = new * routing.active[..., None]
+        new = new.view(choice.shape).to(choice.dtype)
+        three = (states, new, routing.weight.view(weight.shape).to(weight.dtype))
+        # By position or by name, as it was: kernels have other names for the same arguments.
+        at = min(len(args), 3)
+        named = dict(zip(self.names[at:], three[at:]))
+        return (*three[:at], *args[3:]), {**kwargs, **named}
+
+
+# -- finding them ----------------------------------------------------------------------------------
+
+
+def blocks(model: nn.Module) -> dict[str, Native]:
+    """The native MoE blocks of a model, by the path of what holds router and experts."""
+    found: dict[str, Native] = {}
+    ours = {id(part) for m in model.modules() if isinstance(m, MoE) for part in m.modules()}
+    for path, block in model.named_modules():
+        if id(block) in ours:
+            continue
+        for name, experts in block.named_children():
+            count = _count(experts)
+            router = _router(block, experts, count) if count else None
+            if count and router is not None:
+                whole = f"{path}.{name}" if path else name
+                found[path] = Native(whole, experts, router, count)
+    return found
+
+
+def _count(experts: nn.Module) -> int | None:
+    """The number of experts, where a module is called like experts."""
+    parameters = list(inspect.signature(experts.forward).parameters.values())
+    named = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(named) < 3 or any(p.default is p.empty for p in named[3:]):
+        return None
+    count = getattr(experts, "num_experts", None)
+    if isinstance(count, int):
+        return count
+    sizes = {p.shape[0] for p in experts.parameters(recurse=False) if p.dim() == 3}
+    return max(sizes) if sizes else None
+
+
+def _router(block: nn.Module, experts: nn.Module, count: int) -> nn.Module | None:
+    """The sibling with a row for each expert; of several the smallest (a shared expert is not)."""
+    fitting = []
+    for module in block.children():
+        near = [module, *module.children()]
+        own = [p for m in near for p in m.parameters(recurse=False)]
+        if module is not experts and any(p.dim() == 2 and p.shape[0] == count for p in own):
+            fitting.append(module)
+    return min(fitting, key=lambda m: sum(p.numel() for p in m.parameters()), default=None)
+
+
+# -- the gate --------------------------------------------------------------------------------------
+
+
+def _at_least_fp32(t: Tensor) -> Tensor:
+    t = t.reshape(-1, t.shape[-1])
+    return t if t.dtype == torch.float64 else t.float()
+
+
+def _are_ids(index: Tensor, count: int) -> bool:
+    """Whether each row holds different experts (a row of a multi-hot table does not)."""
+    ordered = index.sort(-1).values
+    repeats = (ordered[:, 1:] == ordered[:, :-1]).any()
+    return not bool(repeats | (ordered >= count).any())
+
+
+@torch.no_grad()
+def _find_rule(r: Routing, exact: bool) -> Rule | None:
+    """The gate that explains the weights; `exact` where they were not rounded to half precision."""
+    assert r.scores is not None
+    tolerance, digits = (1e-4, 6) if exact else (2e-2, 3)
+    used, fitting = _used(r), []
+    weight = r.weight[used]
+    for gate in GATES if weight.numel() else ():
+        for renormalise in (False, True):
+            trial = Routing.choose(r.index, GATES[gate](r.scores), renormalise=renormalise)
+            base = trial.weight[used]
+            ratio = (weight / base)[base.abs() > 1e-6]
+            scale = float(f"{float(ratio.median()):.{digits}g}") if ratio.numel() else math.nan
+            gap = float((base * scale - weight).abs().max() / weight.abs().max())
+            if gap <= tolerance:  # not so where scale is NaN
+                fitting.append((scale != 1.0, gap, Rule(gate, renormalise, scale)))
+    return min(fitting, key=lambda f: f[:2])[2] if fitting else None
+
+
+def _tells(r: Routing) -> bool:
+    """Whether a call tells gates apart: all gates explain one slot, or scores that are all zero."""
+    assert r.scores is not None
+    spread = r.scores.detach().amax(-1) - r.scores.detach().amin(-1)
+    return r.index.numel() >= 8 and bool(spread.max() > 1e-3)
+
+
+# -- seeing and replaying --------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _hooked(handles: list[RemovableHandle]) -> Iterator[None]:
+    """Take the hooks off at the end. Compiled code does not see them, so it runs uncompiled."""
+    try:
+        with torch.compiler.set_stance("force_eager") if handles else contextlib.nullcontext():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def listen(
+    model: nn.Module,
+    natives: Mapping[str, Native],
+    add: Callable[[str, Routing, dict[str, Tensor]], None],
+) -> contextlib.AbstractContextManager[None]:
+    """Tell `add` every decision of these blocks."""
+    if not natives:
+        return contextlib.nullcontext()
+    reader = Reader()
+    handles = reader.listen(model, [block.path for block in natives.values()])
+    for name, block in natives.items():
+        record = partial(_record, block, name, reader, add)
+        handles.append(block.router.register_forward_hook(block.hear))
+        handles.append(block.experts.register_forward_pre_hook(record, with_kwargs=True))
+    return _hooked(handles)
+
+
+def _record(
+    block: Native,
+    name: str,
+    reader: Reader,
+    add: Callable,
+    module: nn.Module,
+    args: tuple,
+    kw: dict,
+) -> None:
+    if recomputing():
+        block.scores_TE = None
+        return
+    tokens = reader.read(block.states(args, kw), name)
+    # Gradient checkpointing counts what a forward saves, and the repeated one saves nothing here.
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        add(name, block.routing(args, kw, tokens), {})
+
+
+def substitute(
+    natives: Mapping[str, Native], recorded: Mapping[str, list[Routing]]
+) -> contextlib.AbstractContextManager[None]:
+    """Make blocks repeat recorded choices, in order."""
+    handles: list[RemovableHandle] = []
+    for name in natives.keys() & recorded.keys():
+        block = natives[name]
+        hook = partial(_repeat, block, recorded[name])
+        handles.append(block.router.register_forward_hook(block.hear))
+        # Before all others, so that a watch sees what is carried out.
+        pre = block.experts.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+        handles.append(pre)
+    return _hooked(handles)
+
+
+def _repeat(
+    block: Native, choices: list[Routing], module: nn.Module, args: tuple, kwargs: dict
+) -> tuple[tuple, dict[str, Any]]:
+    if recomputing():
+        raise ValueError("gradient checkpointing repeats calls: switch it off while you replay")
+    live, recorded = block.routing(args, kwargs, Tokens()), next_choice(choices)
+    if recorded.index.shape != live.index.shape:
+        raise ValueError(
+            f"a choice of shape {list(recorded.index.shape)} cannot be taken in {block.path}, "
+            f"which chooses {list(live.index.shape)}"
+        )
+    chosen = live.chosen_by(recorded)
+    if recorded.mask is not None:  # what padding did was not kept
+        real = recorded.mask[:, None]
+        active = torch.where(real, _used(chosen), _used(live))
+        chosen = chosen.replace(
+            index=torch.where(real, chosen.index, live.index),
+            weight=torch.where(real, chosen.weight, live.weight),
+            active=active,
+        )
+    return block.call_with(chosen, args, kwargs)
+
+
+def _used(r: Routing) -> Tensor:
+    return torch.ones_like(r.index, dtype=torch.bool) if r.active is None else r.active
