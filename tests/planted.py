@@ -21,6 +21,8 @@ SIZES = {
     "num_experts_per_tok": 2,
     "max_position_embeddings": 64,
     "pad_token_id": PAD,
+    "bos_token_id": None,
+    "eos_token_id": None,
 }
 KINDS = {
     "mixtral": lambda v: MixtralForCausalLM(

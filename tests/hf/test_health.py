@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -87,7 +88,8 @@ def test_padding_by_hand():
     both = [8 / 24, 9 / 24, 7 / 24, 0]
     assert pad.effective == pytest.approx(math.exp(-sum(p * math.log(p) for p in both if p)))
     assert pad.peak == pytest.approx(9 / 24 * E)
-    assert (pad.preferred, pad.to_preferred) == (0, 0.5)  # 0.5 against 4/16, and 0.5 against 5/16
+    assert (pad.preferred, pad.to_preferred) == ([0, 1], 1)
+    assert pad.real_there == pytest.approx(9 / 16)
     assert pad.shift == pytest.approx(7 / 16 - 7 / 24)
 
 
@@ -242,7 +244,10 @@ def test_a_static_gate_leaves_experts_out_on_purpose():
 def test_the_worst_comes_first():
     health = measure(Planned(), BATCHES * 10)
     assert [f.kind for f in health.findings] == ["dead", "padding"]
-    assert "padding takes 33% of the slots and sends 50% of them to expert 0" in said(health)[1]
+    assert (
+        "padding takes 33% of the slots and sends 100% of them to experts 0 and 1"
+        in said(health)[1]
+    )
 
 
 def test_every_rule_has_its_threshold():
@@ -251,7 +256,7 @@ def test_every_rule_has_its_threshold():
     layer = only(measure(Planned(told=True), BATCHES * 10))
     well = replace(layer, dead=[], effective=3.0, peak=2.0, load=[0.3, 0.3, 0.3, 0.1])
     assert find([well]) == []
-    shifted = replace(well.padding, shift=0.05, share=0.2, to_preferred=0.9)
+    shifted = replace(well.padding, shift=0.05, share=0.2, preferred=[0], to_preferred=0.9)
     changes = {
         "dead": {"dead": [1]},
         "padding": {"padding": shifted},
@@ -290,7 +295,7 @@ def test_the_result_is_plain_and_the_page_is_written(tmp_path):
     html = health.page(tmp_path / "new" / "page.html", title="A <b> model").read_text()
     assert "A &lt;b&gt; model" in html
     assert "<strong>moe</strong>: expert 3 got no token." in html
-    assert "expert 0" in html
+    assert "experts 0 and 1" in html
     well = measure(Planned(told=True), [batch([1, 2, 3])])
     assert "got no token" in well.page(tmp_path / "page.html").read_text()
 
@@ -324,7 +329,7 @@ def test_a_planted_dead_expert_is_found_by_name(kind):
 def test_a_planted_padding_bias_is_found_by_name(kind):
     health = measured(planted(kind, magnet=3), texts(ragged=True))
     found = {f.layer: f.text for f in health.findings if f.kind == "padding"}
-    assert "of them to expert 3, which gets" in found[LAYER[kind].format(0)]
+    assert re.search(r"100% of them to experts .*\b3\b.*, which get", found[LAYER[kind].format(0)])
     layer = health.layers[0]
     assert layer.padding.load[3] == 0.5  # k = 2: every padding token goes there
     assert layer.padding.share > 0.3

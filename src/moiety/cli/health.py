@@ -3,61 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor, nn
+from rich.table import Table
+from torch import nn
 
-from ..hf.examples import id_batches, image_batches, read, tokenise
-from ..hf.health import Health, measure
-from ..hf.loading import load_any, load_image_processor, load_tokenizer
 from ..io import write_json
-from ..report import Column
 from ..train import find_device, seeded
 from ..watch import watch
-from .demo import check_writable, show
+from .demo import check_writable
 
-TABLE = [
-    Column("arm", "Layer"),
-    Column("experts", "Experts"),
-    Column("effective", "Effective", ".2f"),
-    Column("peak", "Largest load", ".2f"),
-    Column("entropy", "Gate entropy", ".2f"),
-    Column("dead", "Dead"),
-    Column("dropped", "Dropped", ".1%"),
-    Column("padding", "Padding", ".1%"),
-]
-
-
-@dataclass(frozen=True)
-class Input:
-    """Everything the model is to be given."""
-
-    examples: Any
-    batch_size: int
-    tokenizer: Any = None
-    processor: Any = None
-    pixels: int | None = None  # side of an image, where no processor knows it
-    pad: int = 0
-    side: str = "right"
-
-    @property
-    def images(self) -> bool:
-        return not isinstance(self.examples, list)
-
-    def __len__(self) -> int:
-        return -(-len(self.examples) // self.batch_size)
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        if self.images:
-            words = {"processor": self.processor, "pixels": self.pixels}
-            return image_batches(self.examples, self.batch_size, **words)
-        return id_batches(self.examples, self.batch_size, pad=self.pad, side=self.side)
+if TYPE_CHECKING:  # transformers takes seconds to load: a verb that does not need it must not wait
+    from ..hf.examples import Input
+    from ..hf.health import Health
 
 
 def command(
@@ -78,6 +41,9 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run only.")] = False,
 ) -> None:
     """Show on one page what the experts of a model do: balance, dead experts, padding, tokens."""
+    from ..hf.examples import prepare, read
+    from ..hf.loading import load_any
+
     where, console = find_device(device), Console()
     page = out if out.suffix == ".html" else out / "health.html"
     if not dry_run:
@@ -88,28 +54,24 @@ def command(
     given = prepare(loaded, model, kind, rows, batch_size, max_length)
     if dry_run:
         typer.echo(f"{model} on {len(given.examples)} examples in {len(given)} batches, {device}")
-        first = measure(loaded, [{k: v[:1] for k, v in next(iter(given)).items()}])
-        for layer in first.layers:
-            typer.echo(f"  {layer.name}: {layer.experts} experts")
+        show_layers(loaded, given)
         return
     with seeded(seed, where):
         health = run(loaded.to(where), given, console)
     settings = {
         "Model": model,
         "Data": f"{data}, {len(given.examples)} examples in batches of {batch_size}",
-        "Padding": "none: images" if given.images else f"token {given.pad}, on the {given.side}",
+        "Input": given.says(),
         "Device": device,
         "Seed": str(seed),
     }
-    if given.images and given.processor is None:
-        settings["Images"] = "scaled to −1…1: the model brings no image processor"
     repeat = ["--model", model, "--data", data, "--column", column, "--limit", limit]
     repeat += ["--batch-size", batch_size, "--max-length", max_length, "--device", device]
-    command = f"moiety health {shlex.join(map(str, [*repeat, '--seed', seed]))}"
+    again = f"moiety health {shlex.join(map(str, [*repeat, '--seed', seed]))}"
     title = f"Routing health of {Path(model).name}"
     tell(console, health)
     write_json(page.with_suffix(".json"), {**health.as_dict(), "settings": settings})
-    typer.echo(f"The page: {health.page(page, title=title, settings=settings, command=command)}")
+    typer.echo(f"The page: {health.page(page, title=title, settings=settings, command=again)}")
 
 
 def refuse_dense(model: nn.Module, name: str) -> None:
@@ -117,48 +79,23 @@ def refuse_dense(model: nn.Module, name: str) -> None:
     try:
         with watch(model):
             pass
-    except ValueError:
-        raise ValueError(
-            f"{name} ({type(model).__name__}) is dense: no layer of it has experts to look at"
-        ) from None
+    except ValueError as error:
+        raise ValueError(f"{name} holds nothing to look at: {error}") from None
 
 
-def prepare(
-    model: nn.Module, name: str, kind: str, rows: Any, batch_size: int, max_length: int
-) -> Input:
-    """Tokenise texts, or find out how the model takes images."""
-    config: Any = getattr(model, "config", None)
-    if kind == "images":
-        size = getattr(config, "image_size", None)
-        pixels = size if isinstance(size, int) else None
-        return Input(rows, batch_size, processor=load_image_processor(name), pixels=pixels)
-    tokenizer = load_tokenizer(name)
-    longest = min(max_length, getattr(config, "max_position_embeddings", None) or max_length)
-    if kind == "text":
-        if tokenizer is None:
-            raise ValueError(
-                f"{name} brings no tokenizer: save one with it, or give a .jsonl with input_ids"
-            )
-        rows = tokenise(rows, tokenizer, longest)
-    rows = [row[:longest] for row in rows]
-    check_ids(rows, config)
-    known = (getattr(owner, "pad_token_id", None) for owner in (tokenizer, config))
-    pad = next((id for id in known if id is not None), 0)
-    side = getattr(tokenizer, "padding_side", "right")
-    return Input(rows, batch_size, tokenizer=tokenizer, pad=pad, side=side)
+def show_layers(model: nn.Module, given: Input) -> None:
+    """Name the layers and their experts, as one example finds them."""
+    from ..hf.health import measure
 
-
-def check_ids(rows: list[list[int]], config: Any) -> None:
-    """Raise if there is nothing to read, or a token that the model does not know."""
-    if not rows:
-        raise ValueError("the data holds no token")
-    largest, size = max(map(max, rows)), getattr(config, "vocab_size", None)
-    if size is not None and largest >= size:
-        raise ValueError(f"token id {largest} is outside the model's vocabulary of {size}")
+    first = {word: value[:1] for word, value in next(iter(given)).items()}
+    for layer in measure(model, [first]).layers:
+        typer.echo(f"  {layer.name}: {layer.experts} experts")
 
 
 def run(model: nn.Module, given: Input, console: Console) -> Health:
     """Measure, with a progress bar."""
+    from ..hf.health import measure
+
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("batches", total=len(given))
         tick = lambda number: progress.update(task, completed=number)  # noqa: E731
@@ -167,20 +104,21 @@ def run(model: nn.Module, given: Input, console: Console) -> Health:
 
 def tell(console: Console, health: Health) -> None:
     """Print the figures of every layer and the findings."""
-    rows = [
-        {
-            "arm": layer.name,
-            "experts": layer.experts,
-            "effective": layer.effective,
-            "peak": layer.peak,
-            "entropy": layer.entropy,
-            "dead": len(layer.dead),
-            "dropped": layer.drop_rate,
-            "padding": layer.padding.share,
-        }
-        for layer in health.layers
-    ]
-    show(console, rows, TABLE, f"{health.examples} examples")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("Layer", overflow="fold")
+    for heading in ("Effective", "Largest\nload", "Gate\nentropy", "Dead", "Dropped", "Padding"):
+        table.add_column(heading, justify="right")
+    for layer in health.layers:
+        table.add_row(
+            layer.name,
+            f"{layer.effective:.1f} of {layer.experts}",
+            f"{layer.peak:.1f}×",
+            "–" if layer.entropy is None else f"{layer.entropy:.2f}",
+            str(len(layer.dead)),
+            f"{layer.drop_rate:.1%}",
+            f"{layer.padding.share:.1%}",
+        )
+    console.print(table)
     for finding in health.findings:
         typer.echo(f"- {finding.layer}: {finding.text}.")
     if not health.findings:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from .loading import load_image_processor, load_tokenizer
 
 TABLES = (".csv", ".tsv", ".parquet")
 KINDS = (".txt", ".jsonl", *TABLES, ".npy", ".npz")
@@ -81,6 +84,74 @@ def image_batches(
             if pixels is not None:
                 values = F.interpolate(values, size=(pixels, pixels), mode="bilinear")
         yield {"pixel_values": values}
+
+
+@dataclass(frozen=True)
+class Input:
+    """Everything the model is to be given."""
+
+    examples: Any
+    batch_size: int
+    tokenizer: Any = None
+    processor: Any = None
+    pixels: int | None = None  # side of an image, where no processor knows it
+    pad: int = 0
+    side: str = "right"
+
+    @property
+    def images(self) -> bool:
+        return not isinstance(self.examples, list)
+
+    def says(self) -> str:
+        """What the model is given, in words."""
+        if not self.images:
+            return f"token ids; padding is token {self.pad}, on the {self.side}"
+        if self.processor is not None:
+            return f"images, by {type(self.processor).__name__}"
+        return "images, scaled to −1…1: the model brings no image processor"
+
+    def __len__(self) -> int:
+        return -(-len(self.examples) // self.batch_size)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        if self.images:
+            words = {"processor": self.processor, "pixels": self.pixels}
+            return image_batches(self.examples, self.batch_size, **words)
+        return id_batches(self.examples, self.batch_size, pad=self.pad, side=self.side)
+
+
+def prepare(
+    model: nn.Module, name: str, kind: str, rows: Any, batch_size: int, max_length: int
+) -> Input:
+    """Tokenise texts, or find out how the model takes images."""
+    config: Any = getattr(model, "config", None)
+    if kind == "images":
+        size = getattr(config, "image_size", None)
+        pixels = size if isinstance(size, int) else None
+        return Input(rows, batch_size, processor=load_image_processor(name), pixels=pixels)
+    tokenizer = load_tokenizer(name)
+    longest = min(max_length, getattr(config, "max_position_embeddings", None) or max_length)
+    if kind == "text":
+        if tokenizer is None:
+            raise ValueError(
+                f"{name} brings no tokenizer: save one with it, or give a .jsonl with input_ids"
+            )
+        rows = tokenise(rows, tokenizer, longest)
+    rows = [row[:longest] for row in rows]
+    check_ids(rows, config)
+    known = (getattr(owner, "pad_token_id", None) for owner in (tokenizer, config))
+    pad = next((id for id in known if id is not None), 0)
+    side = getattr(tokenizer, "padding_side", "right")
+    return Input(rows, batch_size, tokenizer=tokenizer, pad=pad, side=side)
+
+
+def check_ids(rows: list[list[int]], config: Any) -> None:
+    """Raise if there is nothing to read, or a token that the model does not know."""
+    if not rows:
+        raise ValueError("the data holds no token")
+    largest, size = max(map(max, rows)), getattr(config, "vocab_size", None)
+    if size is not None and largest >= size:
+        raise ValueError(f"token id {largest} is outside the model's vocabulary of {size}")
 
 
 # -- files --------------------------------------------------------------------------------------

@@ -55,9 +55,10 @@ def padding(layer: LayerHealth) -> list[Finding]:
     pad = layer.padding
     if pad.shift < SHIFT:
         return []
+    gets = "gets" if len(pad.preferred) == 1 else "get"
     text = (
         f"padding takes {pad.share:.0%} of the slots and sends {pad.to_preferred:.0%} of them to "
-        f"expert {pad.preferred}, which gets {layer.load[pad.preferred]:.0%} of the real ones: "
+        f"{_experts(pad.preferred)}, which {gets} {pad.real_there:.0%} of the real ones: "
         "balance figures and losses that count padding mislead"
     )
     return [Finding("padding", layer.name, text, pad.shift)]

@@ -26,12 +26,14 @@ from ..io import write_atomic
 from ..report import health_page
 from ..routing import Routing
 from ..routing.base import keep_real
-from ..watch import LayerSummary, Routes, watch
+from ..watch import Routes, watch
 from .findings import Finding, find
 from .tally import Pair, Tally, Typical, Vocabulary
 
 # A larger table of pairs is neither shown nor kept.
 TABLE = 64
+MOST = 0.75  # of the slots of padding: what its preferred experts take
+STACKS = ("", "decoder_")  # what their words in a batch begin with
 UNNEEDED = {"use_cache": False, "logits_to_keep": 1}  # nobody reads what these would make
 
 
@@ -43,8 +45,9 @@ class Padding:
     load: list[float]  # share of the padding's slots of each expert
     effective: float  # effective experts, padding counted
     peak: float  # largest load ÷ even share, padding counted
-    preferred: int  # the expert that it prefers most, measured against real tokens
+    preferred: list[int]  # the fewest experts that take three quarters of the padding's slots
     to_preferred: float  # share of the padding's slots that go there
+    real_there: float  # share of the real tokens' slots that go there
     shift: float  # share of the load that goes elsewhere once padding is counted
 
 
@@ -110,33 +113,36 @@ def measure(
     `tokenizer`, typical tokens are shown as text. `progress` is called after every batch with its
     number. Memory does not grow with the data but for the token ids that appear in it.
     """
-    first = next(iter(model.parameters()), torch.empty(()))
     words, vocabulary, examples = _Words(model), Vocabulary(), 0
     tallies: dict[str, Tally] = {}
-    kinds: dict[str, str] = {}
     with watch(model, keep="all") as routes, _evaluating(model):
-        total = Routes(list(routes.layers), "load")
         for number, batch in enumerate(batches, start=1):
-            inputs = words.complete({k: _to(v, first.device) for k, v in batch.items()})
+            inputs = words.complete(batch)
             model(**inputs)
             examples += len(next(iter(inputs.values())))
-            texts = [_Text(inputs, prefix, vocabulary) for prefix in ("", "decoder_")]
-            for name, record in routes.records:
-                routing, padding_E, rows_T = _real(record, texts)
-                tally = tallies.setdefault(name, Tally(routing.experts))
-                tally.add(routing, padding_E, rows_T)
-                total.add(name, routing, {})
-                kinds[name] = routing.by
+            _count(routes, [_Text(inputs, stack, vocabulary) for stack in STACKS], tallies)
             routes.clear()
             if progress is not None:
                 progress(number)
     if not examples:
         raise ValueError("there is no example to measure: the data gave no batch")
     layers = [
-        _layer(name, summary, kinds[name], tallies[name], vocabulary, tokenizer)
-        for name, summary in total.summary().items()
+        _layer(name, tallies[name], vocabulary, tokenizer)
+        for name in routes.layers
+        if name in tallies
     ]
     return Health(layers, find(layers), examples, words.notes)
+
+
+def _count(routes: Routes, texts: list[_Text], tallies: dict[str, Tally]) -> None:
+    """Add one batch to the counts."""
+    real = Routes(list(routes.layers), "load")
+    for name, record in routes.records:
+        routing, padding_E, rows_T = _real(record, texts)
+        tallies.setdefault(name, Tally(routing.experts)).add(routing, padding_E, rows_T)
+        real.add(name, routing, {})
+    for name, summary in real.summary().items():
+        tallies[name].add_summary(summary)
 
 
 # -- what goes in -------------------------------------------------------------------------------
@@ -148,17 +154,25 @@ class _Words:
     def __init__(self, model: nn.Module) -> None:
         taken = inspect.signature(model.forward).parameters
         self.extra = {word: value for word, value in UNNEEDED.items() if word in taken}
+        self.like = next(model.parameters(), torch.empty(()))
         self.config = getattr(model, "config", None)
         self.two_stacks = bool(getattr(self.config, "is_encoder_decoder", False))
         self.notes: list[str] = []
 
-    def complete(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def complete(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        batch = {word: self._to(value) for word, value in given.items()}
         if self.two_stacks and "input_ids" in batch and "decoder_input_ids" not in batch:
             batch = {**batch, **self._decoder(batch)}
             self.notes = [
                 "The decoder got the encoder's input, one place later behind its start token."
             ]
         return {**batch, **self.extra}
+
+    def _to(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        dtype = self.like.dtype if value.is_floating_point() else value.dtype
+        return value.to(self.like.device, dtype)
 
     def _decoder(self, batch: dict[str, Any]) -> dict[str, Any]:
         # One token longer than the encoder's input: so the number of tokens tells whose they are.
@@ -190,13 +204,10 @@ def _real(record: Any, texts: list[_Text]) -> tuple[Routing, Tensor, Tensor | No
     padding_E = record.padded_E
     if routing.mask is None and text is not None and text.mask_T is not None:
         # The layer was not told about padding and treated it as text.
-        padding_E = routing.choice()[~text.mask_T].sum(0)
-        routing = keep_real(routing, text.mask_T)
+        mask_T = text.mask_T.to(routing.index.device)
+        padding_E = routing.choice()[~mask_T].sum(0)
+        routing = keep_real(routing, mask_T)
     return routing, padding_E, None if text is None else text.rows_T
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value
 
 
 @contextmanager
@@ -214,36 +225,35 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 # -- what comes out -----------------------------------------------------------------------------
 
 
-def _layer(
-    name: str,
-    summary: LayerSummary,
-    by: str,
-    tally: Tally,
-    vocabulary: Vocabulary,
-    tokenizer: Any,
-) -> LayerHealth:
-    experts, slots = tally.experts, int(tally.pairs_EE.diagonal().sum())
-    entropy, together_EE = summary.entropy, tally.together() if tally.experts <= TABLE else None
-    relative = None if entropy is None or experts < 2 else entropy / math.log(experts)
+def _layer(name: str, tally: Tally, vocabulary: Vocabulary, tokenizer: Any) -> LayerHealth:
+    experts, slots, tokens = tally.experts, int(tally.load().sum()), max(tally.tokens, 1)
+    load_E = tally.load() / max(slots, 1)
+    entropy = None if tally.entropy is None else tally.entropy / tokens
+    together_EE = tally.together() if experts <= TABLE else None
     return LayerHealth(
         name=name,
         experts=experts,
-        tokens=summary.tokens,
+        tokens=tally.tokens,
         slots=slots,
-        load=summary.load,
-        effective=summary.effective,
-        peak=max(summary.load) * experts,
+        load=load_E.tolist(),
+        effective=_effective(load_E),
+        peak=float(load_E.max()) * experts,
         entropy=entropy,
-        relative_entropy=relative,
-        dead=summary.dead,
-        drop_rate=summary.drop_rate,
-        static=by == "all",
-        by_expert=by == "expert",
-        padding=_padding(torch.tensor(summary.load, dtype=torch.float64), slots, tally.padding_E),
+        relative_entropy=None if entropy is None or experts < 2 else entropy / math.log(experts),
+        dead=(load_E == 0).nonzero().flatten().tolist(),
+        drop_rate=tally.dropped / tokens,
+        static=tally.by == "all",
+        by_expert=tally.by == "expert",
+        padding=_padding(load_E, slots, tally.padding_E),
         pairs=tally.top_pairs(),
         together=None if together_EE is None else _plain(together_EE),
         typical=_written(tally.typical(vocabulary), tokenizer),
     )
+
+
+def _effective(share_E: Tensor) -> float:
+    """e to the entropy: as many equally busy experts."""
+    return math.exp(float(torch.special.entr(share_E).sum()))
 
 
 def _padding(load_E: Tensor, slots: int, padding_E: Tensor) -> Padding:
@@ -252,16 +262,25 @@ def _padding(load_E: Tensor, slots: int, padding_E: Tensor) -> Padding:
     share = taken / max(taken + slots, 1)
     pad_E = padding_E.double() / max(taken, 1)
     both_E = load_E * (1 - share) + pad_E * share
-    preferred = int((pad_E - load_E).argmax()) if taken else 0
+    preferred = _fewest(pad_E, MOST) if taken else []
     return Padding(
         share=share,
         load=pad_E.tolist(),
-        effective=math.exp(float(torch.special.entr(both_E).sum())),
+        effective=_effective(both_E),
         peak=float(both_E.max()) * len(load_E),
         preferred=preferred,
-        to_preferred=float(pad_E[preferred]),
+        to_preferred=float(pad_E[preferred].sum()),
+        real_there=float(load_E[preferred].sum()),
         shift=float((both_E - load_E).abs().sum()) / 2 if slots else 0.0,
     )
+
+
+def _fewest(share_E: Tensor, part: float) -> list[int]:
+    """The fewest experts that have this part together, in order of their numbers."""
+    by_share, order = share_E.sort(descending=True, stable=True)
+    # Rounding must not ask for one more expert than the part needs.
+    count = int((by_share.cumsum(0) < part - 1e-9).sum()) + 1
+    return sorted(order[:count].tolist())
 
 
 def _plain(table_EE: Tensor) -> list[list[float | None]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ def load_any(path_or_id: str) -> nn.Module:
 
     config = load_config(path_or_id)
     if _quant_method(config) == "moiety":
-        return import_module("moiety").load(path_or_id)
+        from .saving import load
+
+        return load(path_or_id)
     names = getattr(config, "architectures", None) or [""]
     kind = getattr(transformers, names[0], None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):

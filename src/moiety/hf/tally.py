@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..routing import Routing
+from ..watch import LayerSummary
 
 # A token counts as typical of an expert, and a pair as a pair, from this many tokens on.
 LEAST = 5
@@ -62,6 +63,9 @@ class Tally:
 
     def __init__(self, experts: int) -> None:
         self.experts = experts
+        self.by = "token"
+        self.tokens, self.dropped = 0, 0.0  # dropped and entropy: summed over tokens
+        self.entropy: float | None = 0.0
         self.padding_E = torch.zeros(experts, dtype=torch.long)
         self.pairs_EE = torch.zeros(experts, experts, dtype=torch.float64)
         self.ids_VE = torch.zeros(0, experts, dtype=torch.int32)  # by row of the vocabulary
@@ -69,6 +73,7 @@ class Tally:
 
     def add(self, routing: Routing, padding_E: Tensor, rows_T: Tensor | None) -> None:
         """Count a decision without its padding; `rows_T` are the rows of its token ids."""
+        self.by = routing.by
         self.padding_E += padding_E.cpu()
         chosen_TE = routing.choice().cpu()
         one_TE = chosen_TE.float()  # exact: a batch has far fewer than 2^24 tokens
@@ -76,6 +81,15 @@ class Tally:
         if rows_T is not None:
             real = torch.ones_like(rows_T).bool() if routing.mask is None else routing.mask.cpu()
             self._add_ids(chosen_TE[real], rows_T[real])
+
+    def add_summary(self, summary: LayerSummary) -> None:
+        """Count what a batch's summary knows of these tokens."""
+        self.tokens += summary.tokens
+        self.dropped += summary.drop_rate * summary.tokens
+        if summary.entropy is None or self.entropy is None:
+            self.entropy = None
+        else:
+            self.entropy += summary.entropy * summary.tokens
 
     def _add_ids(self, chosen_TE: Tensor, rows_T: Tensor) -> None:
         size = max(int(rows_T.max()) + 1 if len(rows_T) else 0, len(self.seen_V))
@@ -87,6 +101,10 @@ class Tally:
         self.seen_V += torch.bincount(rows_T, minlength=size)
 
     # -- what the counts say --------------------------------------------------------------------
+
+    def load(self) -> Tensor:
+        """`[E]`: how many tokens each expert worked on."""
+        return self.pairs_EE.diagonal()
 
     def together(self) -> Tensor | None:
         """`[E, E]`: how often two experts share a token, relative to chance; None: they never do.

@@ -37,20 +37,18 @@ LAYER_NOTES = {
 }
 PADDING = [
     Column("name", "Layer"),
-    Column("share", "Share of slots", ".1%"),
-    Column("effective", "Effective", ".2f"),
-    Column("effective_with", "with padding", ".2f"),
-    Column("peak", "Largest load", ".2f"),
-    Column("peak_with", "with padding", ".2f"),
+    Column("share", "Padding", ".1%"),
+    Column("effective", "Effective, with padding"),
+    Column("peak", "Largest load, with padding"),
     Column("preferred", "Goes to"),
     Column("to_preferred", "of padding", ".1%"),
-    Column("real", "of real tokens", ".1%"),
+    Column("real_there", "of real tokens", ".1%"),
     Column("shift", "Shift", ".1%"),
 ]
 PADDING_NOTES = {
-    "with padding": "what the figure before it would be if padding were counted as text",
-    "Goes to": "the expert that padding prefers most, and its share of the slots of padding and "
-    "of real tokens",
+    "with padding": "what the figure would become if padding were counted as text",
+    "Goes to": "the fewest experts that take three quarters of the slots of padding, and their "
+    "share of the slots of padding and of real tokens",
     "Shift": "the share of the load that goes to other experts once padding is counted",
 }
 
@@ -115,18 +113,16 @@ def _loads(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _padding(layer: Mapping[str, Any]) -> dict[str, Any]:
     pad = layer["padding"]
-    somewhere = pad["shift"] >= 0.005  # padding like text prefers nobody
-    return {
+    shown = {
         **pad,
         "name": layer["name"],
-        "effective": layer["effective"],
-        "effective_with": pad["effective"],
-        "peak": layer["peak"],
-        "peak_with": pad["peak"],
-        "preferred": f"expert {pad['preferred']}" if somewhere else None,
-        "to_preferred": pad["to_preferred"] if somewhere else None,
-        "real": layer["load"][pad["preferred"]] if somewhere else None,
+        "effective": f"{layer['effective']:.2f} → {pad['effective']:.2f}",
+        "peak": f"{layer['peak']:.2f} → {pad['peak']:.2f}",
+        "preferred": ", ".join(map(str, pad["preferred"])),
     }
+    if pad["shift"] < 0.005:  # padding that goes where text goes prefers nobody
+        shown |= {"preferred": None, "to_preferred": None, "real_there": None}
+    return shown
 
 
 def _pairs(layer: Mapping[str, Any]) -> dict[str, Any]:
