@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
+from ..moe import MoE
 from .probe import Probe, evaluating
 
 
@@ -61,6 +63,7 @@ class Call:
     y: Tensor
     start: int
     end: int
+    plain: bool  # one tensor in, by place or as hidden_states, and one tensor out
 
 
 @dataclass
@@ -92,7 +95,11 @@ def widths(linear: nn.Module) -> tuple[int, int]:
 
 def find_blocks(model: nn.Module, probe: Probe) -> list[Block]:
     """The feed-forward blocks of a model, in the order in which a probe passes them."""
-    trace = record(model, probe)
+    with evaluating(model):
+        return _find(model, record(model, probe))
+
+
+def _find(model: nn.Module, trace: Trace) -> list[Block]:
     linears = [c for c in trace.calls if is_linear(c.module)]
     blocks: dict[str, Block] = {}
     for place, outer in enumerate(linears):
@@ -107,22 +114,30 @@ def find_blocks(model: nn.Module, probe: Probe) -> list[Block]:
 
 @torch.no_grad()
 def record(model: nn.Module, probe: Probe) -> Trace:
-    """Run the probe and note every call with one tensor in and one tensor out."""
+    """Run the probe and note every call that reads a tensor and answers one.
+
+    What is inside a mixture is passed over. Tensors are copied: layers may add to them in place.
+    """
     trace = Trace([], [])
     clock = iter(range(10**9))
-    open_calls: dict[nn.Module, list[tuple[int, Tensor | None]]] = {}
+    open_calls: dict[nn.Module, list[tuple[int, Tensor | None, bool]]] = {}
 
     def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        open_calls.setdefault(module, []).append((next(clock), tensors[0] if tensors else None))
+        x = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
+        alone = len(args) + len(kwargs) == 1 and (len(args) == 1 or "hidden_states" in kwargs)
+        x = None if x is None else x.clone()
+        open_calls.setdefault(module, []).append((next(clock), x, alone))
 
     def leave(module: nn.Module, args: tuple, output: Any) -> None:
-        start, x = open_calls[module].pop()
+        start, x, alone = open_calls[module].pop()
         y = output[0] if isinstance(output, tuple) and output else output
         if x is not None and isinstance(y, Tensor):
-            trace.calls.append(Call(names[module], module, x, y, start, next(clock)))
+            plain = alone and y is output
+            call = Call(names[module], module, x, y.clone(), start, next(clock), plain)
+            trace.calls.append(call)
 
-    names = {module: name for name, module in model.named_modules()}
+    inside = {part for m in model.modules() if isinstance(m, MoE) for part in m.modules()}
+    names = {module: name for name, module in model.named_modules() if module not in inside}
     with contextlib.ExitStack() as stack:
         for module in names:
             hooks = (
@@ -159,24 +174,24 @@ def _match(model: nn.Module, trace: Trace, before: list[Call], outer: Call) -> B
     """The block that ends in this linear call, if its input is what a formula says."""
     hidden, dim = widths(outer.module)
     inner = [c for c in before if widths(c.module)[0] == dim and _rows(c.x) == _rows(outer.x)]
-    one = inner[-1:]
-    two = inner[-2:]
+    reads = [list(r) for n in (1, 2) for r in itertools.combinations(inner, n)][::-1]
     acts = _activations(model, trace, outer, inner[0].start if inner else outer.start)
     h = outer.x.reshape(-1, hidden)
-    found: tuple[list[Call], bool, bool, Callable] | None = None
+    best: tuple[float, list[Call], bool, bool, Callable] | None = None
     for act in acts:
-        for read in (one, two):
+        for read in reads:
             for gated, swapped, value in _formulas(read, hidden, act):
-                if found is None and _same(value, h):
-                    found = read[::-1] if swapped and len(read) == 2 else read, gated, swapped, act
-        if found:
+                away = _distance(value, h)
+                if away <= _rounding(h) and (best is None or away < best[0]):
+                    best = away, read, gated, swapped, act
+        if best is not None and best[0] == 0:
             break
-    if found is None:
+    name = None if best is None else activation_name(best[-1])
+    if best is None or name is None:
         return None
-    read, gated, swapped, act = found
-    name = activation_name(act)
-    if name is None:
-        return None
+    _, read, gated, swapped, _ = best
+    if swapped and len(read) == 2:
+        read = read[::-1]
     start, x = min(c.start for c in read), read[0].x
     owner = _owner(trace, read, outer, x)
     after = 0.0 if owner is None else trace.between(outer.end, owner.end)
@@ -199,7 +214,7 @@ def _formulas(read: list[Call], hidden: int, act: Callable) -> Iterator[tuple[bo
     """(gated, swapped, value) of each way to make h from what the inner maps gave."""
     outs = [c.y.reshape(-1, c.y.shape[-1]) for c in read]
     if len(outs) == 1 and outs[0].shape[1] == hidden:
-        yield False, False, act(outs[0])
+        yield False, False, _try(act, outs[0])
         return
     if len(outs) == 1 and outs[0].shape[1] == 2 * hidden:
         a, b = outs[0].chunk(2, -1)
@@ -207,8 +222,18 @@ def _formulas(read: list[Call], hidden: int, act: Callable) -> Iterator[tuple[bo
         a, b = outs
     else:
         return
-    yield True, False, act(a) * b
-    yield True, True, a * act(b)
+    yield True, False, _try(act, a) * b
+    yield True, True, a * _try(act, b)
+
+
+def _try(act: Callable, t: Tensor) -> Tensor:
+    """What a function that may be an activation answers; of others, NaN, which equals nothing."""
+    try:
+        value = act(t)
+    except Exception:  # whatever a layer holds or calls may want another shape
+        value = None
+    fits = isinstance(value, Tensor) and value.shape == t.shape
+    return value if fits else torch.full_like(t, torch.nan)  # type: ignore[return-value]
 
 
 def _activations(model: nn.Module, trace: Trace, outer: Call, since: int) -> list[Callable]:
@@ -231,8 +256,11 @@ def _activations(model: nn.Module, trace: Trace, outer: Call, since: int) -> lis
 
 @functools.cache
 def known_activations() -> dict[str, nn.Module]:
-    """What transformers knows by name and has nothing to learn."""
-    made = {name: ACT2FN[name] for name in ACT2FN if name not in LEARNED}
+    """What transformers knows by name, bends and has nothing to learn.
+
+    Without "linear": two maps with nothing between them are one map, such as an adapter's.
+    """
+    made = {name: ACT2FN[name] for name in ACT2FN if name not in (*LEARNED, "linear")}
     return {name: act for name, act in made.items() if next(act.parameters(), None) is None}
 
 
@@ -274,9 +302,14 @@ def _owner(trace: Trace, read: list[Call], outer: Call, x: Tensor) -> Call | Non
     start = min(c.start for c in read)
     around = [c for c in trace.calls if c.start < start and c.end > outer.end]
     for call in sorted(around, key=lambda c: c.end - c.start):
-        if call.x.shape == call.y.shape and _equal(call.x, x) and _equal(call.y, outer.y):
+        if _replaceable(call) and _equal(call.x, x) and _equal(call.y, outer.y):
             return call
     return None
+
+
+def _replaceable(call: Call) -> bool:
+    """Whether another module could stand in this one's place: it is not the model itself."""
+    return call.plain and call.name != "" and call.x.shape == call.y.shape
 
 
 def _token_wise_modules(trace: Trace, taken: set[str]) -> list[Block]:
@@ -285,7 +318,7 @@ def _token_wise_modules(trace: Trace, taken: set[str]) -> list[Block]:
     for call in sorted(trace.calls, key=lambda c: c.end - c.start):
         inside = [c for c in trace.calls if call.start < c.start and c.end < call.end]
         linears = [c for c in inside if is_linear(c.module)]
-        if len(linears) < 2 or call.x.dim() < 3 or call.x.shape != call.y.shape:
+        if len(linears) < 2 or call.x.dim() < 3 or not _replaceable(call):
             continue
         dim, hidden = call.x.shape[-1], widths(linears[-1].module)[0]
         fits = widths(linears[0].module)[0] == dim == widths(linears[-1].module)[1]
@@ -325,8 +358,16 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Equal up to the rounding of their type."""
-    if a.shape != b.shape:
-        return False
-    gap = (a.float() - b.float()).abs().max()
-    return bool(gap <= 32 * torch.finfo(b.dtype).eps * b.float().abs().max())
+    """Equal up to rounding."""
+    return a.shape == b.shape and _distance(a, b) <= _rounding(b)
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference, in units of the largest value; infinite where one is NaN."""
+    away = (a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-300)
+    return float(away.nan_to_num(torch.inf))
+
+
+def _rounding(t: Tensor) -> float:
+    """What two orders of the same sums may differ by."""
+    return max(8 * torch.finfo(t.dtype).eps, 4e-6)

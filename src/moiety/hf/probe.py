@@ -54,11 +54,18 @@ class Probe:
 
 def make_probe(model: nn.Module, given: Any = None) -> Probe:
     """The probe that is given (a dict, a tensor, a tuple), or one made from the config."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if given is None:
-        given = _from_config(model) if hasattr(model, "config") else _plain(model)
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError("the model has no weights (it is on the meta device): load them first")
     if isinstance(given, Probe):
         return given
+    if given is not None:
+        return _probe(model, given)
+    made = _from_config(model) if hasattr(model, "config") else [_plain(model)]
+    return _first_that_runs(model, [_probe(model, inputs) for inputs in made])
+
+
+def _probe(model: nn.Module, given: Any) -> Probe:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if isinstance(given, Tensor):
         return Probe(args=(given.to(device),))
     if isinstance(given, Mapping):
@@ -68,6 +75,20 @@ def make_probe(model: nn.Module, given: Any = None) -> Probe:
         return Probe(args=tuple(v.to(device) if isinstance(v, Tensor) else v for v in given))
     raise ValueError(
         f"probe must be a tensor, a tuple, or a dict of model inputs, got {type(given).__name__}"
+    )
+
+
+def _first_that_runs(model: nn.Module, probes: list[Probe]) -> Probe:
+    problem = ""
+    for probe in probes:
+        try:
+            probe.outputs(model)
+            return probe
+        except Exception as error:  # another shape may fit
+            problem = problem or f"{type(error).__name__}: {error}".split("\n")[0]
+    raise ValueError(
+        f"no input could be made up that {type(model).__name__} runs on: give one, probe={{...}} "
+        f"({problem})"
     )
 
 
@@ -107,44 +128,40 @@ def gap(before: list[Tensor], after: list[Tensor], mask: Tensor | None = None) -
     return worst
 
 
-def _from_config(model: nn.Module) -> dict[str, Any]:
+def _from_config(model: nn.Module) -> list[dict[str, Any]]:
+    """Inputs that the model may run on, the likeliest first."""
     config: Any = model.config
     main = getattr(model, "main_input_name", "input_ids")
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    words: dict[str, Any] = {}
-    if main == "pixel_values":
-        words["pixel_values"] = _images(config)
-    elif main == "input_features":
-        length = 2 * getattr(config, "max_source_positions", 50)
-        words["input_features"] = _normal(BATCH, getattr(config, "num_mel_bins", 80), length)
-    elif main == "input_values":
-        words["input_values"] = _normal(BATCH, 4000)
-    elif main == "input_ids":
-        words["input_ids"] = _ids(text)
-        words["attention_mask"] = torch.ones_like(words["input_ids"])
-    else:
-        raise ValueError(
-            f"no probe can be made for a model whose input is {main!r}: give one, probe={{...}}"
-        )
     accepted = inspect.signature(model.forward).parameters
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    rest: dict[str, Any] = {}
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
-        words["decoder_input_ids"] = _ids(text, seed=1)
-        words["decoder_attention_mask"] = torch.ones_like(words["decoder_input_ids"])
-    if main != "pixel_values" and "pixel_values" in accepted and hasattr(config, "vision_config"):
-        return dict(words, pixel_values=_images(config.vision_config)) if _joint(model) else words
-    return words
+        rest["decoder_input_ids"] = _ids(text, seed=1)
+        rest["decoder_attention_mask"] = torch.ones_like(rest["decoder_input_ids"])
+    if main == "input_ids":
+        ids = _ids(text)
+        words = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **rest}
+        both = [dict(words, pixel_values=p) for p in _pictures(config, accepted)]
+        # Text and image must both be given where the model compares them (CLIP and kin).
+        return [*both, words] if "return_loss" in accepted else [words, *both]
+    if main == "pixel_values":
+        made = _images(config)
+    else:
+        made = _sounds(config)
+    return [{main: value, **rest} for value in made]
 
 
-def _joint(model: nn.Module) -> bool:
-    """Whether text and image must both be given (CLIP and kin)."""
-    parameters = inspect.signature(model.forward).parameters
-    return "return_loss" in parameters
+def _pictures(config: Any, accepted: Mapping[str, Any]) -> list[Tensor]:
+    if "pixel_values" not in accepted:
+        return []
+    return _images(getattr(config, "vision_config", config))
 
 
 def _ids(config: Any, seed: int = 0) -> Tensor:
     special = {getattr(config, f"{w}_token_id", None) for w in ("pad", "eos", "bos", "mask")}
     listed = {i for s in special for i in (s if isinstance(s, list) else [s])}
-    plain = [i for i in range(min(config.vocab_size, 4096)) if i not in listed]
+    size = getattr(config, "vocab_size", None) or 4096  # models of bytes and characters name none
+    plain = [i for i in range(min(size, 4096)) if i not in listed]
     length = min(LENGTH, _positions(config))
     generator = torch.Generator().manual_seed(seed)
     pick = torch.randint(len(plain), (BATCH, length), generator=generator)
@@ -156,10 +173,38 @@ def _positions(config: Any) -> int:
     return max(int(limit) - 4, 2) if isinstance(limit, int) and limit > 0 else LENGTH
 
 
-def _images(config: Any) -> Tensor:
+def _images(config: Any) -> list[Tensor]:
+    """An image for each example, or a film where the config counts frames."""
     size = getattr(config, "image_size", None) or 224
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    return _normal(BATCH, getattr(config, "num_channels", 3), height, width)
+    shape = getattr(config, "num_channels", None) or 3, height, width
+    frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None)
+    made = [_normal(BATCH, *shape)]
+    return made if frames is None else [_normal(BATCH, frames, *shape), *made]
+
+
+def _sounds(config: Any) -> list[Tensor]:
+    """A wave, a spectrogram or a series: what fits is found by trying."""
+
+    def read(*words: str) -> list[int]:
+        values = (getattr(config, word, None) for word in words)
+        return [v for v in values if isinstance(v, int) and v > 0]
+
+    bands = read(
+        "num_mel_bins",
+        "input_feat_per_channel",
+        "feature_projection_input_dim",
+        "num_input_channels",
+        "input_dim",
+    )
+    # Short ones first: attention over a model's full length may not fit in memory.
+    lengths = sorted({64, *read("max_length", "context_length")})
+    lengths += [2 * n for n in read("max_source_positions")]
+    made = [_normal(BATCH, 2000)]
+    for band in bands:
+        for length in lengths:
+            made += [_normal(BATCH, band, length), _normal(BATCH, length, band)]
+    return made
 
 
 def _normal(*shape: int) -> Tensor:
@@ -177,9 +222,9 @@ def _with_noise(model: nn.Module, words: dict[str, Any]) -> dict[str, Any]:
         words["noise"] = noise.to(pixels.device)
     like = next((p for p in model.parameters() if p.is_floating_point()), None)
     if like is not None:
-        for word in ("pixel_values", "input_features", "input_values"):
-            if isinstance(words.get(word), Tensor):
-                words[word] = words[word].to(like.dtype)
+        for word, value in words.items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                words[word] = value.to(like.dtype)
     return words
 
 
