@@ -21,6 +21,9 @@ from .place import dense_module
 
 Init = Literal["copy", "noise", "reinit", "split", "low-rank"]
 AMOUNT = {"noise": 0.01, "reinit": 0.5}
+# Learned scores with neither a balance loss nor another pull of their own: trained like that, a few
+# experts soon take every token, and nobody upcycles a model for that.
+UNBALANCED = ("top-k", "cosine", "perturbed-cosine")
 
 
 @dataclass
@@ -51,6 +54,8 @@ class Start:
             )
         if "renormalise" in describe(self.router).options:
             self.options = {"renormalise": True, **self.options}
+        if self.router in UNBALANCED and self.options.get("balance") is None:
+            self.options = {**self.options, "balance": {"switch": 0.01}}
 
     def layer(self, block: Block, model: nn.Module) -> MoE:
         """The mixture for one block of a model, on its device and in its type."""
