@@ -171,15 +171,17 @@ def blocks(model: nn.Module) -> dict[str, Native]:
 
 def _count(experts: nn.Module) -> int | None:
     """The number of experts, where a module is called like experts."""
-    parameters = list(inspect.signature(experts.forward).parameters.values())
-    named = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    if len(named) < 3 or any(p.default is p.empty for p in named[3:]):
+    # A watch asks this of every module, so it looks at what is cheap first.
+    count = vars(experts).get("num_experts")
+    if not isinstance(count, int):
+        own = experts._parameters.values()
+        count = max((p.shape[0] for p in own if p is not None and p.dim() == 3), default=0)
+    if not count:
         return None
-    count = getattr(experts, "num_experts", None)
-    if isinstance(count, int):
-        return count
-    sizes = {p.shape[0] for p in experts.parameters(recurse=False) if p.dim() == 3}
-    return max(sizes) if sizes else None
+    parameters = inspect.signature(experts.forward).parameters.values()
+    named = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    called = len(named) >= 3 and all(p.default is not p.empty for p in named[3:])
+    return count if called else None
 
 
 def _router(block: nn.Module, experts: nn.Module, count: int) -> nn.Module | None:

@@ -86,9 +86,9 @@ class Reader:
             top = self.recall(x)  # the layer itself may be what is checkpointed
             if top is None and self.seen:
                 raise RuntimeError(
-                    f"the padding mask of {name} is lost when gradient checkpointing repeats its "
-                    "forward: checkpoint with use_reentrant=False and without saved-tensor hooks, "
-                    "or give the layer its mask"
+                    f"what {name} knew of its tokens (padding, ids) is lost when gradient "
+                    "checkpointing repeats its forward: checkpoint with use_reentrant=False and "
+                    "without saved-tensor hooks"
                 )
         top = top or Tokens()
         self.remember(x, top)
