@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from moiety.report import Column, routing_page
+from moiety.report import Column, course_page, health_page, routing_page
 
 LOADS = {
     "dense": {},
@@ -162,3 +162,121 @@ def test_notes_are_shown_and_escaped():
     assert '<dl class="notes">' in html
     assert "Accuracy:</dt> <dd>on &lt;b&gt;test&lt;/b&gt; images." in html
     assert '<dl class="notes">' not in page()
+
+
+# -- health -------------------------------------------------------------------------------------
+
+EVIL = "<script>alert(1)</script>"
+
+
+def layer(name="a", experts=2, **changes):
+    values = {
+        "name": name,
+        "experts": experts,
+        "tokens": 100,
+        "slots": 200,
+        "load": [1 / experts] * experts,
+        "effective": float(experts),
+        "peak": 1.0,
+        "entropy": None,
+        "relative_entropy": None,
+        "dead": [],
+        "drop_rate": 0.0,
+        "padding": {
+            "share": 0.0,
+            "load": [0.0] * experts,
+            "effective": float(experts),
+            "peak": 1.0,
+            "preferred": [],
+            "to_preferred": 0.0,
+            "real_there": 0.0,
+            "shift": 0.0,
+        },
+        "pairs": [],
+        "together": None,
+        "typical": None,
+    }
+    return values | changes
+
+
+def health(*layers, findings=(), notes=()):
+    values = {"layers": list(layers), "findings": list(findings), "examples": 7, "notes": notes}
+    return health_page(values, title="Health", settings={"Seed": "0"}, command="moiety health")
+
+
+def test_findings_come_first_and_minor_ones_look_minor():
+    found = [
+        {"kind": "dead", "layer": "a", "text": "expert 1 got no token"},
+        {"kind": "little", "layer": "b", "text": "too few"},
+    ]
+    html = health(layer(), findings=found)
+    assert '<li class="problem"><strong>a</strong>: expert 1 got no token.</li>' in html
+    assert '<li class="minor"><strong>b</strong>: too few.</li>' in html
+    assert html.index("expert 1 got no token") < html.index('id="layers"')
+    assert "No problem found." not in html
+    assert "No problem found." in health(layer())
+
+
+def test_texts_of_tokens_and_layers_are_escaped():
+    token = {"id": 5, "text": EVIL, "count": 9, "lift": 2.0}
+    finding = {"kind": "dead", "layer": EVIL, "text": EVIL}
+    html = health(layer(EVIL, typical=[[token], []]), findings=[finding], notes=[EVIL])
+    assert "script" not in parse(html).tags
+    assert html.count("&lt;script&gt;") >= 5
+
+
+def test_white_space_of_tokens_is_visible():
+    tokens = [{"id": i, "text": t, "count": 9, "lift": 2.0} for i, t in enumerate((" a", "\n", ""))]
+    html = health(layer(typical=[tokens, []]))
+    assert re.findall("<code>(.+?)</code>", html)[:3] == ["␣a", "↵", "#2"]
+    assert "none stands out" in html
+
+
+def test_padding_that_goes_where_text_goes_prefers_nobody():
+    pad = layer()["padding"] | {"share": 0.3, "preferred": [0, 1], "to_preferred": 1.0}
+    (row,) = parse(health(layer(padding=pad))).tables["What padding does to the balance"][1:]
+    assert row == ["a", "30.0%", "2.00 → 2.00", "1.00 → 1.00", "–", "–", "–", "0.0%"]
+    pad = pad | {"shift": 0.2, "preferred": [1], "to_preferred": 0.9, "real_there": 0.25}
+    (row,) = parse(health(layer(padding=pad))).tables["What padding does to the balance"][1:]
+    assert row[4:] == ["1", "90.0%", "25.0%", "20.0%"]
+    assert "Padding took no slot" in health(layer())
+
+
+def test_large_tables_of_pairs_show_shades_alone():
+    pairs = [{"experts": [0, 1], "tokens": 30, "lift": 2.04}]
+    for experts, numbers in ((4, True), (17, False)):
+        lift = [[None if i == j else 2.04 for j in range(experts)] for i in range(experts)]
+        html = health(layer(experts=experts, together=lift, pairs=pairs))
+        assert html.count('<td class="shade-5"') == experts * (experts - 1)
+        assert (">2.0</td>" in html) is numbers
+        assert "Most together: 0 and 1 (2.0×, 30 tokens)." in html
+    assert "there are no pairs" in health(layer())
+
+
+def window(step, effective, dead):
+    figures = {"effective": effective, "dead": dead, "entropy": None, "drop_rate": 0.0}
+    return {"step": step, "steps": 10, "layers": {"a": figures}}
+
+
+def test_the_course_says_since_when_an_expert_is_dead():
+    rows = [window(10, 4.0, [1]), window(20, 3.0, []), window(30, 2.0, [1]), window(40, 1.0, [1])]
+    html = course_page(rows, {"a": [0.4, 0.0, 0.3, 0.3]}, every=10)
+    assert "a: expert 1 has had no token since step 21." in html
+    effective, dead = re.findall(r'<polyline points="([^"]+)"', html)
+    assert effective == "0.0,0.0 80.0,9.0 160.0,18.0 240.0,27.0"
+    assert dead == "0.0,27.0 80.0,36.0 160.0,27.0 240.0,27.0"
+    assert "Every expert got tokens" in course_page(rows[:2], {}, every=10)
+
+
+def test_a_long_course_is_thinned_out():
+    rows = [window(10 * i, 4.0, []) for i in range(1, 5001)]
+    html = course_page(rows, {}, every=10)
+    lengths = [len(points.split()) for points in re.findall(r'<polyline points="([^"]+)"', html)]
+    assert max(lengths) <= 202
+
+
+def test_health_pages_load_nothing():
+    for html in (health(layer()), course_page([window(10, 1.0, [])], {}, every=10)):
+        assert "default-src 'none'" in html
+        assert not re.search(r"https?://|//\w|@import|url\(", html)
+        assert not {"script", "link", "img", "iframe"} & set(parse(html).tags)

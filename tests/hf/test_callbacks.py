@@ -20,6 +20,7 @@ from transformers import (
 import moiety
 from moiety.hf.callbacks import RoutingHealth
 from moiety.watch import moe_layers
+from planted import planted
 
 LENGTH, LAYERS = 6, ["model.layers.0.mlp", "model.layers.1.mlp"]
 
@@ -277,3 +278,13 @@ def test_a_dense_model_is_refused_at_the_start(tmp_path):
     dense = LlamaForCausalLM(tiny().config)
     with pytest.raises(ValueError, match="has no MoE layer"):
         trainer(tmp_path, RoutingHealth(), dense).train()
+
+
+def test_models_of_transformers_are_watched_too(tmp_path):
+    run = trainer(tmp_path, RoutingHealth(every=2), planted("olmoe", dead=5).train())
+    with pytest.warns(UserWarning, match=r"layers\.1\.mlp: expert 5 got no token for 3 windows"):
+        run.train()
+    rows = windows(tmp_path)
+    assert [row["step"] for row in rows] == [2, 4, 6, 8]
+    assert all(5 in row["layers"]["model.layers.1.mlp"]["dead"] for row in rows)
+    assert rows[0]["layers"]["model.layers.0.mlp"]["tokens"] == 2 * 4 * LENGTH

@@ -1,8 +1,13 @@
 """Routing health: every number by hand on a model whose choices are written down, then plants."""
 
 import json
+import lzma
 import math
+import os
 import re
+from collections import Counter
+from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,6 +205,24 @@ def test_a_layer_whose_tokens_are_not_the_ids_has_no_typical_ones():
     assert only(measure(Pooled(), BATCHES)).typical is None
 
 
+def test_images_have_load_and_no_typical_tokens(tmp_path):
+    class Patches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.moe = moiety.MoE("top-k", dim=12, hidden=4, experts=E, k=2)
+
+        def forward(self, pixel_values):
+            patches = pixel_values.unfold(2, 2, 2).unfold(3, 2, 2)  # 2×2 pixels of 3 colours each
+            return self.moe(patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2))
+
+    model = Patches().to(torch.float64)  # images are brought to the model's dtype
+    health = measure(model, [{"pixel_values": torch.rand(5, 3, 8, 8)}] * 2)
+    layer = only(health)
+    assert (health.examples, layer.tokens, layer.slots) == (10, 160, 320)
+    assert layer.typical is None
+    assert "What each expert reads" not in health.page(tmp_path / "a.html").read_text()
+
+
 def test_mode_and_gradients_are_left_alone():
     model = Planned()
     model.moe.experts.eval()
@@ -368,3 +391,21 @@ def test_both_stacks_of_an_encoder_decoder_run():
     assert by_stack["encoder"].tokens == 8 * 16
     assert by_stack["decoder"].tokens == 8 * 17  # its start token, then the input
     assert "The decoder got the encoder's input" in health.notes[0]
+
+
+@pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA names no data folder")
+@pytest.mark.parametrize("kind", KINDS)
+def test_plants_are_found_on_real_text(kind):
+    path = Path(os.environ["MOIETY_DATA"]) / "text-lm" / "tinyshakespeare.txt.xz"
+    if not path.exists():
+        pytest.skip("tinyshakespeare.txt.xz is not in MOIETY_DATA")
+    with lzma.open(path, "rt") as file:
+        lines = [line.strip() for line in islice(file, 600) if line.strip()]
+    common = [word for word, _ in Counter(" ".join(lines).split()).most_common(500)]
+    model, words = planted(kind, dead=5, magnet=3, vocabulary=502), tokenizer(common)
+    ids = [words(line)["input_ids"] for line in lines]
+    health = measure(model, id_batches(ids, 16, pad=PAD), tokenizer=words)
+    assert [f.text for f in health.findings if f.kind == "dead"] == ["expert 5 got no token"]
+    first = health.layers[0].padding
+    assert 3 in first.preferred
+    assert first.to_preferred == 1
