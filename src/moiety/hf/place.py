@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from ..experts import Experts, FeedForward, LowRank, ModuleExperts
 from ..experts.feedforward import find_activation
 from ..moe import MoE
-from ..routing import build_router
-from .blocks import Block
+from ..routing import Router, build_router
+from ..routing.families import Families
+from .blocks import Block, is_linear, widths
 
 
 class Tap(nn.Module):
@@ -50,6 +51,7 @@ class Mixed(nn.Module):
         # In tuples, so that torch does not take them for children: the taps have their own places,
         # and `was` is only the shape of the dense block (on the meta device), for the way back.
         self._taps, self._was = taps, (was,)
+        _keep_dense_name(self, block.outer.removeprefix(block.name).split("."))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         if self._taps:
@@ -57,6 +59,20 @@ class Mixed(nn.Module):
             for other in self._taps[1:]:
                 other.held = None
         return F.dropout(self.moe(hidden_states), self.block.after, self.training)
+
+
+def _keep_dense_name(mixed: Mixed, path: list[str]) -> None:
+    """Hold the name of the dense outer weight in the state dict, with a shape no weight has.
+
+    A program that knows nothing of mixtures then fails to load them into the dense model; without
+    it, `from_pretrained` would only warn, and go on with random feed-forward blocks.
+    """
+    holder: nn.Module = mixed
+    for part in filter(None, path):
+        holder.add_module(part, nn.Module())
+        holder = holder.get_submodule(part)
+    device = next((p.device for p in mixed.moe.experts.parameters()), None)
+    holder.register_buffer("weight", torch.zeros(1, dtype=torch.uint8, device=device))
 
 
 class Dense(nn.Module):
@@ -139,12 +155,31 @@ def shape_of(module: nn.Module) -> nn.Module:
 
 def describe_mixtures(model: nn.Module) -> list[dict[str, Any]]:
     """All that is needed, besides the dense model's own config, to rebuild the mixtures."""
-    return [_describe(mixed) for _, mixed in mixtures(model)]
+    return [_describe(name, mixed) for name, mixed in mixtures(model)]
 
 
-def _describe(mixed: Mixed) -> dict[str, Any]:
+def moved(block: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    """A described block after a module of it got a new name, because of what is around it now."""
+    before, after = old.split("."), new.split(".")
+    while before and after and before[-1] == after[-1]:
+        before, after = before[:-1], after[:-1]
+
+    def move(name: str) -> str:
+        return ".".join([*after, *name.split(".")[len(before) :]])
+
+    owner, inner, outer = block["owner"], block["inner"], block["outer"]
+    return {
+        **block,
+        "owner": None if owner is None else move(owner),
+        "inner": [move(name) for name in inner],
+        "outer": move(outer),
+    }
+
+
+def _describe(name: str, mixed: Mixed) -> dict[str, Any]:
     block = dataclasses.asdict(dataclasses.replace(mixed.block, x=None))
     block.pop("x")
+    block = moved(block, mixed.block.name, name)
     moe, router = mixed.moe, mixed.moe.router
     if router.options is None:
         raise ValueError(f"{router.name}: a router to be saved must be built by name")
@@ -175,8 +210,23 @@ def _describe_experts(experts: Experts) -> dict[str, Any]:
 
 
 def rebuild(model: nn.Module, described: dict[str, Any]) -> Mixed:
-    """Put one described mixture into a dense model; its new weights are on the meta device."""
+    """Put one described mixture into a dense model; its experts' weights are on the meta device."""
     block = Block(**described["block"])
+    _check_place(model, block)
+    dense = dense_module(model, block)
+    was = shape_of(dense)
+    like = next(p for p in model.get_submodule(block.outer).parameters())
+    dtype = like.dtype if like.is_floating_point() else None
+    # A router is small, and parts of it (what is not saved with it) are only right when it is
+    # really built.
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        router = _router(block.dim, described["router"], described["grown"]).to(dtype=dtype)
+    with torch.device("meta"):
+        experts = _empty_experts(block, described["experts"], was, dtype)
+    return place(model, block, MoE(router, experts, **described["layer"]), was)
+
+
+def _check_place(model: nn.Module, block: Block) -> None:
     for name in block.modules:
         try:
             model.get_submodule(name)
@@ -184,38 +234,40 @@ def rebuild(model: nn.Module, described: dict[str, Any]) -> Mixed:
             raise ValueError(
                 f"{type(model).__name__} has no module {name!r}, where a mixture belongs"
             ) from None
-    was = shape_of(dense_module(model, block))
-    words = described["router"]
-    with torch.device("meta"):
-        router = build_router(
-            words["name"], dim=block.dim, experts=words["experts"], **words["options"]
+    linears = [model.get_submodule(name) for name in (*block.inner, block.outer)]
+    if not all(is_linear(linear) for linear in linears):
+        raise ValueError(f"{block.name} is not the dense block that a mixture was made of")
+    if widths(linears[-1]) != (block.hidden, block.dim):
+        raise ValueError(
+            f"{block.outer} maps {' to '.join(map(str, widths(linears[-1])))}, but the mixture was "
+            f"made of one that maps {block.hidden} to {block.dim}"
         )
-        experts = _empty_experts(model, block, described["experts"], was)
-        if described["grown"]:
-            grow_empty(router, described["grown"])
-        moe = MoE(router, experts, **described["layer"])
-    return place(model, block, moe, was)
 
 
-def grow_empty(router: Any, parents: list[int]) -> None:
-    """Give a fresh router the families that a grown one had."""
-    from ..routing.families import Families
-
-    like = next(router.parameters(), torch.empty(()))
-    router.families = Families(router.dim, router.experts, like)
-    with torch.random.fork_rng(devices=[]):
-        router.families.add(parents)
+def _router(dim: int, words: dict[str, Any], grown: list[int] | None) -> Router:
+    router = build_router(words["name"], dim=dim, experts=words["experts"], **words["options"])
+    if grown:
+        router.families = Families(dim, router.experts, next(router.parameters(), torch.empty(())))
+        for copy_number, parent in enumerate(grown):
+            if type(parent) is not int or not 0 <= parent < router.experts + copy_number:
+                raise ValueError(f"a grown expert cannot be a copy of {parent!r}")
+            router.families.add([parent])
+    return router
 
 
 def _empty_experts(
-    model: nn.Module, block: Block, words: dict[str, Any], was: nn.Module
+    block: Block, words: dict[str, Any], was: nn.Module, dtype: torch.dtype | None
 ) -> Experts:
     if words["kind"] == "low-rank":
-        base = shape_of(was)
-        return LowRank(base, words["count"], block.dim, words["rank"], frozen=words["frozen"])
+        low = LowRank(
+            shape_of(was), words["count"], block.dim, words["rank"], frozen=words["frozen"]
+        )
+        low.down.data, low.up.data = low.down.data.to(dtype), low.up.data.to(dtype)
+        return low
     if words["kind"] == "module":
         return ModuleExperts((shape_of(was) for _ in range(words["count"])), dim=block.dim)
-    assert block.activation is not None
+    if words["kind"] != "feed-forward" or block.activation is None:
+        raise ValueError(f"there are no experts of the kind {words['kind']!r} for {block.name}")
     return FeedForward(
         words["count"],
         block.dim,
@@ -224,4 +276,4 @@ def _empty_experts(
         gated=block.gated,
         bias=words["bias"],
         dropout=block.dropout,
-    )
+    ).to(dtype=dtype)
