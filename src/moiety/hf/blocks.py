@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
+from .. import native
 from ..moe import MoE
 from .probe import Probe, evaluating
 
@@ -116,7 +117,8 @@ def _find(model: nn.Module, trace: Trace) -> list[Block]:
 def record(model: nn.Module, probe: Probe) -> Trace:
     """Run the probe and note every call that reads a tensor and answers one.
 
-    What is inside a mixture is passed over. Tensors are copied: layers may add to them in place.
+    What is inside a mixture, ours or the model's own, is passed over. Tensors are copied: layers
+    may add to them in place.
     """
     trace = Trace([], [])
     clock = iter(range(10**9))
@@ -136,7 +138,9 @@ def record(model: nn.Module, probe: Probe) -> Trace:
             call = Call(names[module], module, x, y.clone(), start, next(clock), plain)
             trace.calls.append(call)
 
-    inside = {part for m in model.modules() if isinstance(m, MoE) for part in m.modules()}
+    mixed: list[nn.Module] = [m for m in model.modules() if isinstance(m, MoE)]
+    mixed += [block.experts for block in native.blocks(model).values()]
+    inside = {part for m in mixed for part in m.modules()}
     names = {module: name for name, module in model.named_modules() if module not in inside}
     with contextlib.ExitStack() as stack:
         for module in names:
@@ -233,7 +237,7 @@ def _try(act: Callable, t: Tensor) -> Tensor:
     except Exception:  # whatever a layer holds or calls may want another shape
         value = None
     fits = isinstance(value, Tensor) and value.shape == t.shape
-    return value if fits else torch.full_like(t, torch.nan)  # type: ignore[return-value]
+    return value if fits else torch.full_like(t, torch.nan)
 
 
 def _activations(model: nn.Module, trace: Trace, outer: Call, since: int) -> list[Callable]:

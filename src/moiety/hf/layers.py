@@ -18,8 +18,9 @@ def select(
     """The blocks that `layers` names, in the order in which the model runs them."""
     if not blocks:
         raise ValueError(
-            f"no feed-forward block was found in {type(model).__name__}: two linear maps with an "
-            "activation between them, or a module that maps every token by itself"
+            f"no feed-forward block was found in {type(model).__name__}: there are no two linear "
+            "maps (of nn.Linear or Conv1D) with an activation between them outside of experts, and "
+            "no module with two that maps every token by itself"
         )
     if layers is None or layers == "all":
         return blocks

@@ -21,6 +21,13 @@ from .place import dense_module
 
 Init = Literal["copy", "noise", "reinit", "split", "low-rank"]
 AMOUNT = {"noise": 0.01, "reinit": 0.5}
+RANK = 8
+BELONGS = {
+    "amount": tuple(AMOUNT),
+    "shards": ("split",),
+    "rank": ("low-rank",),
+    "frozen": ("low-rank",),
+}
 # Learned scores with neither a balance loss nor another pull of their own: trained like that, a few
 # experts soon take every token, and nobody upcycles a model for that.
 UNBALANCED = ("top-k", "cosine", "perturbed-cosine")
@@ -34,21 +41,25 @@ class Start:
     experts: int
     options: dict[str, Any]
     init: Init
-    rank: int
+    rank: int | None
     shards: int | None
     amount: float | None
-    frozen: bool
+    frozen: bool | None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.router, str):
+            raise ValueError(
+                f"router must be a name, such as 'top-k', got {type(self.router).__name__}"
+            )
         if self.init not in get_args(Init):
             raise ValueError(f"init must be one of {', '.join(get_args(Init))}, got {self.init!r}")
-        if self.init not in AMOUNT and self.amount is not None:
-            raise ValueError(f"amount is about noise and reinit, not about {self.init!r}")
-        if self.init != "split" and self.shards is not None:
-            raise ValueError(f"shards is about split, not about {self.init!r}")
+        for word, inits in BELONGS.items():
+            if getattr(self, word) is not None and self.init not in inits:
+                raise ValueError(f"{word} is about {' and '.join(inits)}, not about {self.init!r}")
         if self.amount is None:
             self.amount = AMOUNT.get(self.init, 0.0)
-        if not self.amount >= 0 or (self.init == "reinit" and self.amount > 1):
+        number = isinstance(self.amount, (int, float)) and 0 <= self.amount < float("inf")
+        if not number or (self.init == "reinit" and self.amount > 1):
             raise ValueError(
                 f"amount must be a share from 0 to 1 (noise: 0 or more), got {self.amount}"
             )
@@ -94,6 +105,8 @@ class Start:
                 f"{block.name} has {block.hidden} hidden units, which {self._shards(layer.router)} "
                 "shards do not divide"
             )
+        if self.init == "low-rank":
+            self._rank(block)
         why = self._why_inexact(layer)
         if exact and why:
             raise ValueError(
@@ -121,10 +134,20 @@ class Start:
             raise ValueError(f"shards must divide the {self.experts} experts, got {shards!r}")
         return shards
 
+    def _rank(self, block: Block) -> int:
+        rank = min(RANK, block.dim) if self.rank is None else self.rank
+        if not isinstance(rank, int) or not 1 <= rank <= block.dim:
+            raise ValueError(
+                f"rank must be a whole number from 1 to the width {block.dim} of {block.name}, "
+                f"got {rank!r}"
+            )
+        return rank
+
     def _experts(self, block: Block, model: nn.Module) -> Experts:
         if self.init == "low-rank":
             base = dense_module(model, block)
-            return LowRank(base, self.experts, block.dim, self.rank, frozen=self.frozen)
+            frozen = self.frozen is not False
+            return LowRank(base, self.experts, block.dim, self._rank(block), frozen=frozen)
         if block.activation is None:
             return self._modules(block, dense_module(model, block))
         return self._feed_forward(block, model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,10 +70,10 @@ def upcycle(
     *,
     exact: bool = True,
     allow_noncausal: bool = False,
-    rank: int = 8,
+    rank: int | None = None,
     shards: int | None = None,
     amount: float | None = None,
-    frozen: bool = True,
+    frozen: bool | None = None,
     **options: Any,
 ) -> nn.Module:
     """Replace feed-forward blocks of a model by mixtures of experts.
@@ -84,7 +85,8 @@ def upcycle(
               "reinit"    a share `amount` (0.5) of each expert's hidden units drawn anew
               "split"     each expert is one of `shards` (default k) parts of the block's hidden
                           units; the parts of a block start with one router row
-              "low-rank"  the block stays (`frozen` or not); experts are corrections of rank `rank`
+              "low-rank"  the block stays (`frozen`, or with False not); experts are corrections of
+                          rank `rank` (8)
     probe     inputs to find blocks and measure with: a dict, a tensor, a tuple; None: made from
               the config
     exact     refuse what changes the function; False allows it, and the receipt says by how much
@@ -109,28 +111,55 @@ def upcycle(
         model = _copy(model, blocks, init)
     tokens_seen = max(_rows(block) for block in blocks)
     before, cost_before = inputs.outputs(model), _cost(model, inputs, tokens_seen)
-    for block in blocks:
-        block.x = None
-        was = shape_of(dense_module(model, block))
-        place(model, block, start.layer(block, model), was)
+    with _undone_if_it_fails(model):
+        for block in blocks:
+            block.x = None
+            was = shape_of(dense_module(model, block))
+            place(model, block, start.layer(block, model), was)
+        _follow(model)
+        moved = gap(before, inputs.outputs(model), inputs.mask)
+        _check_gap(moved, before, init, router, exact)
     wire(model)
-    moved = gap(before, inputs.outputs(model), inputs.mask)
-    _check_gap(moved, before, init, router, exact)
     cost_after = _cost(model, inputs, tokens_seen)
     numbers = [n for pair in zip(cost_before, cost_after, strict=True) for n in pair]
     model._moiety_receipt = Receipt(moved, *numbers, [b.name for b in blocks], init, router)  # type: ignore
     return model
 
 
+@contextlib.contextmanager
+def _undone_if_it_fails(model: nn.Module) -> Iterator[None]:
+    """Put every module back as it was if what happens inside raises."""
+    trained = {p: p.requires_grad for p in model.parameters()}
+    words = [(vars(m), dict(vars(m))) for m in model.modules()]
+    # Children, parameters, hooks: in the same dictionaries, which handles of hooks point to.
+    held = [(d, dict(d)) for _, was in words for d in was.values() if isinstance(d, dict)]
+    try:
+        yield
+    except BaseException:
+        for now, was in [*words, *held]:
+            now.clear()
+            now.update(was)
+        for p, wanted in trained.items():
+            p.requires_grad_(wanted)
+        raise
+
+
 def wire(model: nn.Module) -> None:
     """Let mask and token ids reach the mixtures, their losses reach `outputs.loss`, and the model
     be saved as what it is.
     """
-    layers = {f"{name}.moe": mixed.moe for name, mixed in mixtures(model)}
-    tokens.follow(model, layers)
+    _follow(model)
     if isinstance(model, PreTrainedModel):
-        join_losses(model, layers)
+        join_losses(model, {f"{name}.moe": mixed.moe for name, mixed in mixtures(model)})
         mark(model)
+
+
+def _follow(model: nn.Module) -> None:
+    """Hook the mixtures that are not hooked yet: a model may be upcycled twice."""
+    layers = {f"{name}.moe": mixed.moe for name, mixed in mixtures(model)}
+    new = {name: moe for name, moe in layers.items() if not moe._forward_pre_hooks}
+    if new:
+        tokens.follow(model, new)
 
 
 def receipt(model: nn.Module) -> Receipt:
@@ -145,8 +174,10 @@ def _copy(model: nn.Module, blocks: list[Block], init: str) -> nn.Module:
     """A copy of the model; weights that will only be read and thrown away are not copied."""
     read_only = {}
     if init != "low-rank":
-        linears = (model.get_submodule(n) for b in blocks if b.activation for n in b.modules)
-        read_only = {id(p): p for linear in linears for p in linear.parameters()}
+        maps = [model.get_submodule(n) for b in blocks if b.activation for n in (*b.inner, b.outer)]
+        others = (m for m in model.modules() if m not in maps)
+        tied = {p for m in others for p in m.parameters(recurse=False)}
+        read_only = {id(p): p for m in maps for p in m.parameters() if p not in tied}
     return copy.deepcopy(model, read_only)
 
 
@@ -167,20 +198,19 @@ def _check_gap(moved: float, outputs: list[Tensor], init: str, router: str, exac
 def _cost(model: nn.Module, inputs: Probe, tokens_seen: int) -> tuple[int, int, float]:
     """Parameters, parameters that work for one token, forward FLOPs a token."""
     total = cost.parameters(model)
-    mixed = {f"{name}.moe": m.moe for name, m in mixtures(model)}
+    layers = [mixed.moe for _, mixed in mixtures(model)]
     with evaluating(model), contextlib.ExitStack() as stack:
-        routes = stack.enter_context(watch(model)) if mixed else None
+        # Each by itself: a model may hold mixtures of its own, which are not ours to watch.
+        watched = [stack.enter_context(watch(layer)) for layer in layers]
         flops = cost.forward_flops(lambda: inputs.run(model), model)
-    idle = sum(_idle(mixed[name].experts, s) for name, s in _slots(routes).items())
+    idle = sum(_idle(moe.experts, _slots(r)) for moe, r in zip(layers, watched, strict=True))
     return total, round(total - idle), flops / tokens_seen
 
 
-def _slots(routes: Routes | None) -> dict[str, float]:
-    """For every layer: the experts that worked for a token."""
-    if routes is None:
-        return {}
-    load = routes.load()
-    return {name: float(load[name].sum()) / s.tokens for name, s in routes.summary().items()}
+def _slots(routes: Routes) -> float:
+    """The experts of a layer that worked for a token."""
+    (load,), (summary,) = routes.load().values(), routes.summary().values()
+    return float(load.sum()) / max(summary.tokens, 1)
 
 
 def _idle(experts: Experts, slots: float) -> float:
