@@ -169,6 +169,14 @@ def test_batches_are_streamed():
     )
 
 
+@pytest.mark.parametrize(("side", "row"), [("right", [1, 2, 9, 9]), ("left", [9, 9, 1, 2])])
+def test_padding_goes_to_its_side(side, row):
+    first, second = id_batches([[1, 2], [3, 4, 5, 6], [7]], 2, pad=9, side=side)
+    assert first["input_ids"].tolist() == [row, [3, 4, 5, 6]]
+    assert first["attention_mask"].tolist()[0] == [int(id != 9) for id in row]
+    assert second["input_ids"].tolist() == [[7]]
+
+
 def test_ids_get_rows_as_they_appear():
     vocabulary = Vocabulary()
     assert vocabulary.rows(torch.tensor([7, 3, 7])).tolist() == [1, 0, 1]

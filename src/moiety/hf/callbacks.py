@@ -80,10 +80,12 @@ class RoutingHealth(TrainerCallback):
     def _go_first(self, frame: Any) -> None:
         """Come before the callbacks that write logs away, which see only what is there by then.
 
-        A callback is told everything but who calls it, so that the caller is read off its frame.
+        A callback is told everything but who calls it, so that the caller is read off the stack.
         """
-        caller = frame.f_back.f_locals.get("self") if frame is not None else None
-        if isinstance(caller, CallbackHandler):
+        while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
+            frame = frame.f_back
+        if frame is not None:
+            caller = frame.f_locals["self"]
             caller.callbacks = [self, *(each for each in caller.callbacks if each is not self)]
 
     # -- steps ----------------------------------------------------------------------------------
