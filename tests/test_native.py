@@ -237,6 +237,16 @@ def test_replay_of_the_same_input_changes_nothing(make, keep):
     assert torch.equal(run(model), plain)
 
 
+def test_padding_chooses_for_itself_in_a_replay():
+    encoder = spread(switch).encoder
+    plain = encoder(input_ids=IDS, attention_mask=MASK).last_hidden_state
+    with watch(encoder, keep="choice") as routes:
+        encoder(input_ids=IDS, attention_mask=MASK)
+    with replay(encoder, routes):
+        again = encoder(input_ids=IDS, attention_mask=MASK).last_hidden_state
+    assert torch.allclose(again, plain, atol=1e-6)  # at padding as well
+
+
 @pytest.mark.parametrize("make", GATES)
 def test_replay_of_another_input_keeps_the_choice(make):
     model = spread(make)
