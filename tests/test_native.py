@@ -239,11 +239,12 @@ def test_replay_of_the_same_input_changes_nothing(make, keep):
 
 def test_padding_chooses_for_itself_in_a_replay():
     encoder = spread(switch).encoder
-    plain = encoder(input_ids=IDS, attention_mask=MASK).last_hidden_state
+    given = {"input_ids": IDS, "attention_mask": MASK.flip(1)}  # padding comes first
     with watch(encoder, keep="choice") as routes:
-        encoder(input_ids=IDS, attention_mask=MASK)
+        plain = encoder(**given).last_hidden_state
+    assert sum(routes.summary()["block.1.layer.1.mlp"].padding) > 0
     with replay(encoder, routes):
-        again = encoder(input_ids=IDS, attention_mask=MASK).last_hidden_state
+        again = encoder(**given).last_hidden_state
     assert torch.allclose(again, plain, atol=1e-6)  # at padding as well
 
 
