@@ -233,6 +233,34 @@ def test_heads_come_and_go(tmp_path):
     assert len([*mixtures(encoder)]) == 2
 
 
+def test_a_part_is_saved_without_a_change_to_the_whole(tmp_path):
+    model = upcycled("bert")
+    moiety.save(model.bert, tmp_path / "a")
+    model.bert.save_pretrained(tmp_path / "b")
+    moiety.save(model, tmp_path / "whole")
+    assert_same(model.bert, moiety.load(tmp_path / "a"))
+    assert_same(model.bert, moiety.load(tmp_path / "b"))
+    assert_same(model, moiety.load(tmp_path / "whole"))
+
+
+def test_a_wrapped_model_is_saved_by_its_names_there(tmp_path):
+    ids = torch.randint(50, (2, 5))
+    model = nn.Sequential(upcycled("bert").bert.embeddings, upcycled("bert").bert.encoder)
+    moiety.save(model, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["class"] == "Sequential"
+    into = nn.Sequential(dense("bert").bert.embeddings, dense("bert").bert.encoder)
+    assert_same(model, moiety.load(tmp_path, into=into), ids)
+
+
+def test_a_quantised_base_is_not_taken_for_ours(tmp_path):
+    model = dense("bert")
+    model.config.quantization_config = {"quant_method": "other"}
+    model = moiety.upcycle(model, experts=4, init="low-rank", rank=2)
+    assert model.config.quantization_config == {"quant_method": "other"}
+    with pytest.raises(ValueError, match="quantised base"):
+        moiety.save(model, tmp_path)
+
+
 def test_a_config_that_was_read_or_used_serves_again(tmp_path):
     model = upcycled("bert")
     moiety.save(model, tmp_path)
@@ -399,7 +427,7 @@ CHANGES = {
     "width": (lambda c: first(c)["block"].update(hidden=25), "24"),
     "fewer experts": (lambda c: first(c)["experts"].update(count=3), "experts"),
     "many experts": (lambda c: first(c)["experts"].update(count=10**12), "do not hold"),
-    "no mixtures": (lambda c: c["quantization_config"].update(mixtures=[]), "none of"),
+    "no mixtures": (lambda c: c["quantization_config"].update(mixtures=[]), "should be"),
     "no list": (lambda c: c["quantization_config"].update(mixtures=7), "cannot be read"),
     "one mixture": (lambda c: c["quantization_config"]["mixtures"].pop(), "should be"),
     "grown": (lambda c: first(c).update(grown=[77]), "77"),
@@ -531,7 +559,7 @@ def test_other_folders_are_refused_in_one_sentence(tmp_path):
     dense("bert").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="no mixtures"):
         moiety.load(tmp_path)
-    with pytest.raises(ValueError, match="no MoE"):
+    with pytest.raises(ValueError, match="no MoE layer"):
         moiety.save(dense("bert"), tmp_path / "new")
     with pytest.raises(ValueError, match="is a file"):
         moiety.save(upcycled("bert"), tmp_path / "config.json")

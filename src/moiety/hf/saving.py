@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..io import read_json, write_json
-from ..watch import moe_layers
+from ..moe import MoE
 from .place import describe_mixtures, mixtures, shape_of
 from .transformers_hook import (
     METHOD,
@@ -43,11 +43,12 @@ CONFIG = "config.json"
 
 
 def mark(model: PreTrainedModel) -> None:
-    """Let the model's config say which mixtures it holds, now and when it is saved."""
-    if next(mixtures(model), None) is not None:
+    """Let the model's config say which mixtures it holds, now and when it is saved.
+
+    Not that of a model with a quantised base: there the place is taken, and `save` refuses.
+    """
+    if isinstance(getattr(model.config, "quantization_config", None), MixtureConfig | None):
         model.config.quantization_config = MixtureConfig.of(model)
-    elif isinstance(getattr(model.config, "quantization_config", None), MixtureConfig):
-        del model.config.quantization_config
 
 
 # -- save ------------------------------------------------------------------------------------------
@@ -82,11 +83,11 @@ def save(model: nn.Module, dir: str | os.PathLike[str], max_shard_size: str = "5
 def _write(model: nn.Module, folder: Path, max_shard_size: str) -> dict[str, Any]:
     """Write the weights, and return what config.json is to say."""
     described = describe_mixtures(model)
-    layers = moe_layers(model)  # raises without any
+    layers = [m for m in model.modules() if isinstance(m, MoE)]
+    if not layers:
+        raise ValueError(f"this {type(model).__name__} has no MoE layer of Moiety to save")
     if isinstance(model, PreTrainedModel) and len(described) == len(layers):
-        mark(model)
-        model.save_pretrained(folder, max_shard_size=max_shard_size)
-        return read_json(folder / CONFIG)
+        return _write_pretrained(model, folder, max_shard_size)
     state = {}
     for name, tensor in _once(model).items():
         if not isinstance(tensor, Tensor):
@@ -100,6 +101,18 @@ def _write(model: nn.Module, folder: Path, max_shard_size: str) -> dict[str, Any
         "mixtures": described,
         "receipt": receipt_words(getattr(model, "_moiety_receipt", None)),
     }
+
+
+def _write_pretrained(model: PreTrainedModel, folder: Path, max_shard_size: str) -> dict[str, Any]:
+    before = getattr(model.config, "quantization_config", None)
+    mark(model)
+    if not isinstance(model.config.quantization_config, MixtureConfig):
+        raise ValueError("a mixture on a quantised base cannot be saved: save its trained weights")
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    # A part of a model shares its config with the whole, which it must go on to describe.
+    if isinstance(before, MixtureConfig) and before.model() is not None:
+        model.config.quantization_config = before
+    return read_json(folder / CONFIG)
 
 
 def _once(module: nn.Module) -> dict[str, Tensor]:
@@ -173,7 +186,8 @@ def _pretrained(folder: Path, config: dict[str, Any], dtype: torch.dtype | None)
             output_loading_info=True,
         )
     except Exception as error:  # whatever a broken config makes transformers stumble over
-        raise ValueError(f"{folder} cannot be loaded: {error}") from error
+        why = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{folder} cannot be loaded: {why or type(error).__name__}") from error
     for word in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[word]:
             what = word.removesuffix("_keys")
@@ -223,7 +237,7 @@ def _fill(
 ) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ValueError(f"into= takes a module, got {type(module).__name__}")
-    described = here(module, said.get("mixtures"), said.get("version")) if said["mixtures"] else []
+    described = here(module, said.get("mixtures"), said.get("version"))
     check_sizes(described, numbers(found))
     present = describe_mixtures(module)
     if present and present != described:

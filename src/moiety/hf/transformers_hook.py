@@ -7,6 +7,7 @@ nothing of it is left on the model, which trains and saves like any other.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -136,20 +137,29 @@ def here(model: nn.Module, described: Any, version: Any) -> list[dict[str, Any]]
         raise ValueError(
             f"the model was saved in format {version!r}, this Moiety reads {VERSION}: update it"
         )
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    found = []
     try:
-        for words in described:
-            name = words["block"]["outer"]
-            for new in (name, name.removeprefix(prefix), prefix + name):
-                if hasattr(model, new.split(".")[0]):
-                    found.append({**words, "block": moved(words["block"], name, new)})
-                    break
+        names = [_name_here(model, words["block"]["outer"]) for words in described]
+        found = [
+            {**words, "block": moved(words["block"], words["block"]["outer"], name)}
+            for words, name in zip(described, names, strict=True)
+            if name is not None
+        ]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"the description of the mixtures cannot be read: {error!r}") from None
-    if not found:
+    if described and not found:
         raise ValueError(f"{type(model).__name__} has none of the modules that held the mixtures")
     return found
+
+
+def _name_here(model: nn.Module, name: str) -> str | None:
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    names = (name, name.removeprefix(prefix), prefix + name)
+    for new in names:
+        with contextlib.suppress(AttributeError):
+            model.get_submodule(new)
+            return new
+    # A part that is not in this model; or one that is, without the module: `rebuild` will say so.
+    return name if any(hasattr(model, new.split(".")[0]) for new in names) else None
 
 
 def check_sizes(described: list[dict[str, Any]], stored: int) -> None:
