@@ -119,3 +119,14 @@ def test_parameters():
     made = lowrank(experts=3, dim=4, rank=2)
     assert cost.parameters(made) == 3 * 2 * (4 * 2) + 4 * 4 + 4
     assert cost.parameters(made, trainable=True) == 3 * 2 * (4 * 2)
+
+
+def test_fused_attention_counts_two_products_also_with_grouped_queries():
+    q = torch.randn(2, 4, 8, 16, requires_grad=True)
+    shared = torch.randn(2, 2, 8, 16)  # two query heads share a key head
+    two_products = 2 * (2 * 2 * 4 * 8 * 8 * 16)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    assert cost.flops(lambda: attention(q, q, q)) == two_products
+    assert cost.flops(lambda: attention(q, shared, shared, enable_gqa=True)) == two_products
+    both = cost.flops(lambda: attention(q, q, q).sum().backward())
+    assert both == two_products * 3.5  # backward: the scores again and four gradients

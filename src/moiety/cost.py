@@ -30,6 +30,32 @@ def _by_expert(a: Tensor, b: Tensor, ends: Tensor, **_: Any) -> int:
     return 2 * int(ends[-1]) * other
 
 
+def _attention(q: tuple, k: tuple, v: tuple, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """FLOPs of fused attention; a query head meets every key, whoever else shares that key."""
+    batch, heads, queries, width = q
+    return 2 * batch * heads * queries * k[2] * (width + v[3])
+
+
+def _attention_backward(
+    g: tuple, q: tuple, k: tuple, v: tuple, *_: Any, out_shape: Any = None, **__: Any
+) -> int:
+    """The scores again, then the gradients of values, weights, queries and keys."""
+    batch, heads, queries, width = q
+    return 2 * batch * heads * queries * k[2] * (3 * width + 2 * v[3])
+
+
+# torch 2.11 refuses grouped queries, and no torch counts the fused attention of a CPU.
+ATTENTION = [
+    f"_scaled_dot_product_{kind}"
+    for kind in (
+        "efficient_attention",
+        "flash_attention",
+        "cudnn_attention",
+        "flash_attention_for_cpu",
+    )
+]
+
+
 for _formula in (_grouped_mm, _by_expert):
     setattr(_formula, "_get_raw", True)  # noqa: B010  # the counter then gives it offsets, too
 
@@ -42,6 +68,9 @@ def flops(run: Callable[[], object]) -> float:
     for name in ("product_by_expert", "outer_by_expert"):
         if hasattr(torch.ops.moiety, name):
             formulas[getattr(torch.ops.moiety, name)] = _by_expert
+    for op in ATTENTION:
+        formulas[getattr(torch.ops.aten, op)] = _attention
+        formulas[getattr(torch.ops.aten, f"{op}_backward")] = _attention_backward
     with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         run()
     return float(counter.get_total_flops())
