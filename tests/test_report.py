@@ -190,6 +190,7 @@ def layer(name="a", experts=2, **changes):
             "preferred": [],
             "to_preferred": 0.0,
             "real_there": 0.0,
+            "distance": 0.0,
             "shift": 0.0,
         },
         "pairs": [],
@@ -235,10 +236,16 @@ def test_white_space_of_tokens_is_visible():
 def test_padding_that_goes_where_text_goes_prefers_nobody():
     pad = layer()["padding"] | {"share": 0.3, "preferred": [0, 1], "to_preferred": 1.0}
     (row,) = parse(health(layer(padding=pad))).tables["What padding does to the balance"][1:]
-    assert row == ["a", "30.0%", "2.00 → 2.00", "1.00 → 1.00", "–", "–", "–", "0.0%"]
-    pad = pad | {"shift": 0.2, "preferred": [1], "to_preferred": 0.9, "real_there": 0.25}
+    assert row == ["a", "30.0%", "2.00 → 2.00", "1.00 → 1.00", "–", "–", "–", "0.00", "0.0%"]
+    pad = pad | {
+        "shift": 0.2,
+        "distance": 0.65,
+        "preferred": [1],
+        "to_preferred": 0.9,
+        "real_there": 0.25,
+    }
     (row,) = parse(health(layer(padding=pad))).tables["What padding does to the balance"][1:]
-    assert row[4:] == ["1", "90.0%", "25.0%", "20.0%"]
+    assert row[4:] == ["1", "90.0%", "25.0%", "0.65", "20.0%"]
     assert "Padding took no slot" in health(layer())
 
 

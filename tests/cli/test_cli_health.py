@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import moiety as package
 from moiety import cli
 from moiety.hf import loading
-from planted import KINDS, LAYER, planted, save, texts
+from planted import KINDS, LAYER, planted, save, texts, tokenizer
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def test_token_ids_need_no_tokenizer_and_texts_do(moiety, tmp_path, lines):
     assert "token id 999 is outside the model's vocabulary of 62" in moiety(*given, data)[2]
 
 
-def test_a_dense_model_is_told_so(moiety, tmp_path, lines):
+def dense():
     config = LlamaConfig(
         vocab_size=62,
         hidden_size=16,
@@ -143,11 +144,27 @@ def test_a_dense_model_is_told_so(moiety, tmp_path, lines):
         num_attention_heads=2,
         num_key_value_heads=2,
     )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "dense")
-    code, _, err = moiety("health", "--model", tmp_path / "dense", "--data", lines)
+    return LlamaForCausalLM(config)
+
+
+def test_a_dense_model_is_told_so(moiety, tmp_path, lines):
+    dense().save_pretrained(tmp_path / "dense")
+    given = ["--model", tmp_path / "dense", "--data", lines, "--out", tmp_path / "out"]
+    code, _, err = moiety("health", *given)
     assert code == 2
     assert "holds nothing to look at: LlamaForCausalLM has no MoE layer" in err
     assert err.count("moiety:") == 1
+
+
+def test_an_upcycled_model_is_measured_and_gives_padding_no_slot(moiety, tmp_path, ragged):
+    folder = tmp_path / "upcycled"
+    package.save(package.upcycle(dense(), experts=4, router="top-k", k=2), folder)
+    tokenizer().save_pretrained(folder)
+    out = tmp_path / "out"
+    assert moiety("health", "--model", folder, "--data", ragged, "--out", out)[0] == 0
+    (layer,) = json.loads((out / "health.json").read_text())["layers"]
+    assert (layer["experts"], layer["padding"]["share"]) == (4, 0)
+    assert layer["slots"] == 2 * layer["tokens"] == 2 * len(ragged.read_text().split())
 
 
 @pytest.mark.parametrize(

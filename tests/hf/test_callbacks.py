@@ -288,3 +288,7 @@ def test_models_of_transformers_are_watched_too(tmp_path):
     assert [row["step"] for row in rows] == [2, 4, 6, 8]
     assert all(5 in row["layers"]["model.layers.1.mlp"]["dead"] for row in rows)
     assert rows[0]["layers"]["model.layers.0.mlp"]["tokens"] == 2 * 4 * LENGTH
+
+
+def test_it_is_a_name_of_the_package():
+    assert moiety.RoutingHealth is RoutingHealth

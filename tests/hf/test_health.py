@@ -96,6 +96,7 @@ def test_padding_by_hand():
     assert (pad.preferred, pad.to_preferred) == ([0, 1], 1)
     assert pad.real_there == pytest.approx(9 / 16)
     assert pad.shift == pytest.approx(7 / 16 - 7 / 24)
+    assert pad.distance == pytest.approx(7 / 16)
 
 
 def test_a_layer_that_knows_its_padding_gives_it_no_slot():
@@ -287,7 +288,7 @@ def test_every_rule_has_its_threshold():
     layer = only(measure(Planned(told=True), BATCHES * 10))
     well = replace(layer, dead=[], effective=3.0, peak=2.0, load=[0.3, 0.3, 0.3, 0.1])
     assert find([well]) == []
-    shifted = replace(well.padding, shift=0.05, share=0.2, preferred=[0], to_preferred=0.9)
+    shifted = replace(well.padding, distance=0.3, shift=0.05, preferred=[0])
     changes = {
         "dead": {"dead": [1]},
         "padding": {"padding": shifted},
@@ -298,7 +299,9 @@ def test_every_rule_has_its_threshold():
     for kind, change in changes.items():
         assert [f.kind for f in find([replace(well, **change)])] == [kind]
     almost = {"effective": 2.0, "peak": 3.99, "drop_rate": 0.049}
-    assert find([replace(well, padding=replace(shifted, shift=0.049), **almost)]) == []
+    for less in ({"shift": 0.049}, {"distance": 0.29}):
+        assert find([replace(well, padding=replace(shifted, **less), **almost)]) == []
+    assert find([replace(well, padding=shifted, slots=79)]) == []  # fewer than 20 an expert
 
 
 def test_no_layer_hides_another():
@@ -370,6 +373,14 @@ def test_a_planted_padding_bias_is_found_by_name(kind):
     single = measure(planted(kind, magnet=3), id_batches(ids, 1, pad=PAD)).layers[0]
     assert single.padding.share == 0
     assert single.load == pytest.approx(layer.load, abs=2e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_that_goes_where_text_goes_is_no_finding(kind):
+    # As transformers initialises it, padding is a zero that takes after the text before it.
+    health = measured(KINDS[kind](len(WORDS) + 2).eval(), texts(ragged=True))
+    assert all(layer.padding.share > 0.3 for layer in health.layers)
+    assert health.findings == []
 
 
 def test_typical_tokens_are_written_by_the_tokenizer():

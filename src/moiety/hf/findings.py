@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 # With an even share of this many slots, an expert as good as the others goes without any with a
 # probability of e⁻²⁰: below it, an idle expert says nothing.
 ENOUGH = 20
+# Padding is worth a word if it goes elsewhere than text, and there is enough of it to matter.
+DISTANCE = 0.3  # total variation between where padding and where real tokens go
 SHIFT = 0.05  # share of the load that goes elsewhere once padding is counted
 EFFECTIVE = 0.5  # effective experts ÷ experts
 OVERLOAD = 4.0  # largest load ÷ even share
@@ -53,7 +55,8 @@ def dead(layer: LayerHealth) -> list[Finding]:
 
 def padding(layer: LayerHealth) -> list[Finding]:
     pad = layer.padding
-    if pad.shift < SHIFT:
+    few = layer.slots < ENOUGH * layer.experts
+    if few or pad.distance < DISTANCE or pad.shift < SHIFT:
         return []
     gets = "gets" if len(pad.preferred) == 1 else "get"
     text = (

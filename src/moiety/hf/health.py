@@ -48,7 +48,8 @@ class Padding:
     preferred: list[int]  # the fewest experts that take three quarters of the padding's slots
     to_preferred: float  # share of the padding's slots that go there
     real_there: float  # share of the real tokens' slots that go there
-    shift: float  # share of the load that goes elsewhere once padding is counted
+    distance: float  # total variation between where padding goes and where real tokens go
+    shift: float  # share × distance: the load that goes elsewhere once padding is counted
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,7 @@ def _padding(load_E: Tensor, slots: int, padding_E: Tensor) -> Padding:
     share = taken / max(taken + slots, 1)
     pad_E = padding_E.double() / max(taken, 1)
     both_E = load_E * (1 - share) + pad_E * share
+    distance = float((pad_E - load_E).abs().sum()) / 2 if taken and slots else 0.0
     preferred = _fewest(pad_E, MOST) if taken else []
     return Padding(
         share=share,
@@ -271,7 +273,8 @@ def _padding(load_E: Tensor, slots: int, padding_E: Tensor) -> Padding:
         preferred=preferred,
         to_preferred=float(pad_E[preferred].sum()),
         real_there=float(load_E[preferred].sum()),
-        shift=float((both_E - load_E).abs().sum()) / 2 if slots else 0.0,
+        distance=distance,
+        shift=share * distance,
     )
 
 

@@ -38,17 +38,20 @@ LAYER_NOTES = {
 PADDING = [
     Column("name", "Layer"),
     Column("share", "Padding", ".1%"),
-    Column("effective", "Effective, with padding"),
-    Column("peak", "Largest load, with padding"),
+    Column("effective", "Effective"),
+    Column("peak", "Largest load"),
     Column("preferred", "Goes to"),
     Column("to_preferred", "of padding", ".1%"),
     Column("real_there", "of real tokens", ".1%"),
+    Column("distance", "Distance", ".2f"),
     Column("shift", "Shift", ".1%"),
 ]
 PADDING_NOTES = {
-    "with padding": "what the figure would become if padding were counted as text",
+    "Effective, largest load": "as above → as they would be if padding were counted as text",
     "Goes to": "the fewest experts that take three quarters of the slots of padding, and their "
     "share of the slots of padding and of real tokens",
+    "Distance": "total variation between where padding goes and where real tokens go: 0 is to the "
+    "same experts, 1 to others altogether",
     "Shift": "the share of the load that goes to other experts once padding is counted",
 }
 
