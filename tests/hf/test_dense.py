@@ -12,6 +12,7 @@ from moiety.grow import grow
 from moiety.hf.dense import to_dense
 from moiety.hf.place import Mixed, Tap
 from moiety.hf.probe import gap, make_probe
+from moiety.hf.saving import load, save
 from moiety.hf.upcycle import receipt, upcycle
 from moiety.moe import MoE
 
@@ -145,14 +146,24 @@ def test_transformers_alone_loads_what_is_saved(make, tmp_path):
     assert gap(probe.outputs(model), probe.outputs(loaded)) <= 1e-6
 
 
-def test_no_trace_is_left():
+@pytest.mark.parametrize("loaded", [False, True])
+def test_no_trace_is_left(loaded, tmp_path):
     model = llama()
-    dense = to_dense(upcycle(model, experts=4, k=2, balance={"switch": 0.1}))
+    mixed = upcycle(model, experts=4, k=2, balance={"switch": 0.1})
+    if loaded:
+        save(mixed, tmp_path / "mixed")
+        mixed = load(tmp_path / "mixed")
+        model.save_pretrained(tmp_path / "dense")
+        model = type(model).from_pretrained(tmp_path / "dense")
+    dense = to_dense(mixed)
     for clean, other in zip(model.modules(), dense.modules(), strict=True):
         for word in vars(clean):
             if word.endswith(("_hooks", "_with_kwargs", "_always_called")):
                 assert len(getattr(other, word)) == len(getattr(clean, word)), word
     assert set(vars(dense)) - set(vars(model)) == {"_moiety_receipt"}
+    assert set(dense.config.to_dict()) == set(model.config.to_dict())
+    dense.save_pretrained(tmp_path / "again")
+    assert "moiety" not in (tmp_path / "again" / "config.json").read_text()
     ids = torch.arange(10)[None]
     with torch.no_grad():
         losses = [float(m.train()(ids, labels=ids).loss) for m in (dense, model)]
