@@ -268,6 +268,40 @@ def test_compiled(name):
         torch.testing.assert_close(got, grads[key], atol=1e-6, rtol=1e-5, msg=key)
 
 
+# -- the labels of a whole step, as the Trainer hands them over ------------------------------------
+
+
+def test_the_share_counts_shifted_labels_where_they_are_given():
+    model, batch = sparse("llama")
+    items = 2 * int(LABELS[:, 1:].ne(-100).sum())
+    want = model(**batch).loss / 2
+    torch.testing.assert_close(model(**batch, num_items_in_batch=items).loss, want)
+    shifted = F.pad(LABELS[:, 1:], (0, 1), value=-100)
+    got = model(**batch, shift_labels=shifted, num_items_in_batch=items).loss
+    torch.testing.assert_close(got, want)
+
+
+def test_a_loss_that_takes_the_count_and_ignores_it_keeps_its_balance():
+    model, batch = sparse("vit")
+    batch["labels"] = torch.rand(3, 3).round()  # many labels: a mean, whatever the count
+    want = model(**batch).loss
+    torch.testing.assert_close(model(**batch, num_items_in_batch=12).loss, want)
+
+
+def test_a_loss_function_of_ones_own_stays():
+    model, batch = sparse("llama")
+
+    def own(logits, labels, vocab_size, num_items_in_batch=None, **kwargs):
+        return logits.new_tensor(1 / num_items_in_batch)
+
+    model.loss_function = own
+    items = int(LABELS[:, 1:].ne(-100).sum())
+    with watch(model) as routes:
+        loss = model(**batch, num_items_in_batch=items).loss.detach()
+    assert float(loss) == pytest.approx(1 / items + total(routes.terms()), abs=1e-6)
+    assert model.loss_function is own
+
+
 # -- copies ----------------------------------------------------------------------------------------
 
 
