@@ -12,7 +12,11 @@ from .routing import Router, Routing, balance, build_router, describe, list_rout
 from .watch import Routes, param_groups, replay, watch
 
 if TYPE_CHECKING:
-    from .hf import RoutingHealth, export, load, receipt, save, to_dense, upcycle
+    from .hf.callbacks import RoutingHealth
+    from .hf.dense import to_dense
+    from .hf.export import export
+    from .hf.saving import load, save
+    from .hf.upcycle import receipt, upcycle
 
 __version__ = "0.1.0"
 
