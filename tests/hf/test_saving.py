@@ -128,6 +128,19 @@ def test_low_rank_bases_that_train_come_back_trainable(tmp_path):
     assert all(p.requires_grad for p in loaded.parameters())
 
 
+def test_what_a_class_of_transformers_freezes_stays_frozen(tmp_path):
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "vocab_size": 50, "d_model": 16}
+    sizes |= {"encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 32}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = transformers.PegasusModel(transformers.PegasusConfig(**sizes, **heads))
+    model = moiety.upcycle(model, experts=4, k=2)
+    assert not model.encoder.embed_positions.weight.requires_grad
+    moiety.save(model, tmp_path)
+    loaded = moiety.load(tmp_path)
+    assert not loaded.encoder.embed_positions.weight.requires_grad
+    assert loaded.encoder.layers[0].fc2.moe.experts.w_in.requires_grad
+
+
 ROUTERS = ["switch", "softmax", "noisy-top-k", "sigmoid-balanced", "dselect-k", "tree", "hash"]
 ROUTERS += ["expert-choice", "cosine", "top-k-static", "gumbel-static"]
 

@@ -71,8 +71,8 @@ def _keep_dense_name(mixed: Mixed, path: list[str]) -> None:
     for part in filter(None, path):
         holder.add_module(part, nn.Module())
         holder = holder.get_submodule(part)
-    device = next((p.device for p in mixed.moe.experts.parameters()), None)
-    holder.register_buffer("weight", torch.zeros(1, dtype=torch.uint8, device=device))
+    like = next(p for p in mixed.moe.experts.parameters() if p.is_floating_point())
+    holder.register_buffer("weight", like.new_zeros(1))
 
 
 class Dense(nn.Module):

@@ -22,7 +22,6 @@ from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..experts import LowRank
 from .place import describe_mixtures, mixtures, moved, rebuild
 from .weights import headers, numbers
 
@@ -103,7 +102,7 @@ class MixtureBuilder(HfQuantizer):
         if checkpoint_files and all(str(f).endswith(".safetensors") for f in checkpoint_files):
             check_sizes(described, numbers(headers(map(Path, checkpoint_files))))
         self.unsaved = build(model, described)
-        self.expected = {name: (t.shape, t.dtype) for name, t in model.state_dict().items()}
+        self.expected = model.state_dict(keep_vars=True)
 
     def postprocess_model(self, model: PreTrainedModel, **others: Any) -> None:
         del model.hf_quantizer
@@ -116,12 +115,13 @@ class MixtureBuilder(HfQuantizer):
         """transformers leaves the shapes, and what is missing, to the quantisation method."""
         inside = {id(t) for _, m in mixtures(model) for t in m.state_dict(keep_vars=True).values()}
         for name, tensor in model.state_dict(keep_vars=True).items():
-            shape, dtype = self.expected[name]
-            if tensor.shape != shape or tensor.is_floating_point() != dtype.is_floating_point:
+            like = self.expected[name]
+            if tensor.shape != like.shape or tensor.is_floating_point() != like.is_floating_point():
                 raise ValueError(
-                    f"{name} should be {list(shape)} of {dtype}, but the file holds "
+                    f"{name} should be {list(like.shape)} of {like.dtype}, but the file holds "
                     f"{list(tensor.shape)} of {tensor.dtype}"
                 )
+            tensor.requires_grad_(like.requires_grad)  # frozen bases, fixed positions
             # What transformers has loaded carries this mark.
             if id(tensor) in inside and not getattr(tensor, "_is_hf_initialized", False):
                 raise ValueError(f"the weights of a mixture are missing: {name}")
@@ -195,12 +195,9 @@ def put_buffer(model: nn.Module, name: str, value: Tensor) -> None:
 
 
 def finish(model: nn.Module, receipt: dict[str, Any] | None) -> None:
-    """After loading: freeze what was frozen, keep the receipt, wire the layers."""
+    """After loading: keep the receipt, wire the layers."""
     from .upcycle import wire  # it imports what is above
 
-    for _, mixed in mixtures(model):
-        if isinstance(mixed.moe.experts, LowRank) and mixed.moe.experts.frozen:
-            mixed.moe.experts.base.requires_grad_(False)
     if receipt is not None:
         model._moiety_receipt = receipt_of(receipt)
     wire(model)
