@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -61,12 +62,25 @@ class Reader:
         self.stack: tuple[Tokens | None, ...] = ()
         self.seen = self.warned = False
         self._first = WeakTensorKeyDictionary()
+        self._model: weakref.ref[nn.Module] | None = None
 
     def __reduce__(self) -> tuple:
         return Reader, ()  # a copy starts with nothing: what is remembered belongs to one call
 
+    def __deepcopy__(self, memo: dict) -> Reader:
+        """A copied model has a reader of its own; a layer copied alone still has that of its model
+        (peft puts such copies into the model).
+        """
+        model = None if self._model is None else self._model()
+        if model is not None and id(model) not in memo:
+            return self
+        copied = memo[id(self)] = Reader()
+        copied._model = None if model is None else weakref.ref(memo[id(model)])
+        return copied
+
     def listen(self, model: nn.Module, layers: Iterable[str]) -> list[RemovableHandle]:
         """Hook the model and everything between it and the layers."""
+        self._model = weakref.ref(model)
         parts = [name.split(".") for name in layers]
         paths = {".".join(p[:n]) for p in parts for n in range(len(p))}
         handles = []

@@ -14,10 +14,6 @@ from moiety.hf.upcycle import upcycle
 
 peft = pytest.importorskip("peft")
 
-# A layer copied alone gets an empty `tokens.Reader`; strict, so that the cure takes the mark off.
-MASK_IS_LOST = pytest.mark.xfail(
-    strict=True, reason="peft's copy of a layer no longer hears its model's padding mask"
-)
 IDS = torch.arange(18).view(3, 6) + 3
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
 BATCH = {"input_ids": IDS, "attention_mask": MASK, "labels": IDS.masked_fill(MASK == 0, -100)}
@@ -55,7 +51,6 @@ def balance_in(model):
     return float((loss - task).detach()), sum(t["switch"] for t in routes.terms().values())
 
 
-@MASK_IS_LOST
 @pytest.mark.parametrize("init", ["copy", "low-rank"])
 def test_experts_train_beside_lora(init):
     model = adapted(sparse(init=init), modules_to_save=["moe"])
@@ -102,7 +97,7 @@ def test_lora_alone_leaves_routers_and_experts_as_they_are():
     assert all("lora_" in n for n, p in model.named_parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize("part", [pytest.param("moe", marks=MASK_IS_LOST), "router"])
+@pytest.mark.parametrize("part", ["moe", "router"])
 def test_an_adapter_is_saved_loaded_and_merged(tmp_path, part):
     model = adapted(sparse(), modules_to_save=[part])
     train(model)
@@ -117,7 +112,6 @@ def test_an_adapter_is_saved_loaded_and_merged(tmp_path, part):
     assert added == pytest.approx(seen, abs=1e-5)
 
 
-@MASK_IS_LOST
 def test_bert_whose_layers_call_the_two_maps_of_a_block_themselves():
     torch.manual_seed(0)
     config = BertConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=2, vocab_size=32,

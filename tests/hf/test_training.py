@@ -340,7 +340,6 @@ def test_a_copied_layer_still_tells_its_model_its_losses():
     assert total(routes.terms()) > 0.1
 
 
-@pytest.mark.xfail(strict=True, reason="a layer copied alone gets an empty tokens.Reader")
 def test_a_copied_layer_still_hears_its_models_mask():
     model, batch = with_copied_layers()
     with watch(model) as routes:
