@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from moiety import cli
 from moiety.cli import upcycle as verb
 from moiety.hf.loading import load_any
+from moiety.hf.plan import Size, hollow
 from moiety.hf.probe import gap, make_probe
 from moiety.hf.saving import load
 from moiety.hf.upcycle import receipt
@@ -165,20 +166,42 @@ def test_a_dry_run_counts_bytes_and_writes_nothing(moiety, llama, tmp_path):
     before = sorted(p.name for p in tmp_path.rglob("*"))
     _, text, _ = moiety("upcycle", "--model", llama, "--out", tmp_path / "new", "--dry-run")
     assert sorted(p.name for p in tmp_path.rglob("*")) == before
-    size = verb.Size(parameters=1_000_000, trainable=100_000, active=0, flops=0.0)
-    assert size.row("Weights, float32") == "4.0 MB"
-    assert size.row("Training, float32") == "5.2 MB"  # 4 · (1 + 3 · 0.1)
-    assert size.row("Training, bfloat16") == "2.6 MB"
+    size = verb.figures_of(Size(parameters=1_000_000, trainable=100_000, active=0, flops=0.0))
+    assert size["Weights, float32"] == "4.0 MB"
+    assert size["Training, float32"] == "5.2 MB"  # 4 · (1 + 3 · 0.1)
+    assert size["Training, bfloat16"] == "2.6 MB"
     assert "Training, bfloat16" in text
 
 
 def test_a_hollow_model_has_all_shapes_and_few_numbers(llama):
-    full, hollow = load_any(str(llama)), verb.hollow(str(llama))
-    assert {n: p.shape for n, p in hollow.named_parameters()} == {
+    full, thin = load_any(str(llama)), hollow(str(llama))
+    assert {n: p.shape for n, p in thin.named_parameters()} == {
         n: p.shape for n, p in full.named_parameters()
     }
-    stored = sum(p.untyped_storage().nbytes() for p in hollow.parameters())
+    stored = sum(p.untyped_storage().nbytes() for p in thin.parameters())
     assert stored < sum(p.untyped_storage().nbytes() for p in full.parameters()) / 4
+
+
+def test_a_dry_run_of_a_model_with_experts_is_refused(moiety, llama, tmp_path):
+    moiety("upcycle", "--model", llama, "--out", tmp_path / "m", "--experts", 2)
+    code, _, err = moiety("upcycle", "--model", tmp_path / "m", "--dry-run")
+    assert code == 2
+    assert "has experts already" in err
+
+
+def test_what_reads_images_and_sound_comes_along(moiety, tmp_path):
+    image = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+    write(vit(), tmp_path / "vit")
+    image.save_pretrained(tmp_path / "vit")
+    assert moiety("upcycle", "--model", tmp_path / "vit", "--out", tmp_path / "a")[0] == 0
+    assert transformers.AutoImageProcessor.from_pretrained(tmp_path / "a").size["height"] == 16
+    write(vit(), tmp_path / "sound")
+    sound = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000)
+    sound.save_pretrained(tmp_path / "sound")
+    verb.save(load(tmp_path / "a"), str(tmp_path / "sound"), tmp_path / "b")
+    assert (
+        json.loads((tmp_path / "b/preprocessor_config.json").read_text())["sampling_rate"] == 8000
+    )
 
 
 # -- mistakes --------------------------------------------------------------------------------------

@@ -206,6 +206,11 @@ REFUSED = {
     ),
     "grown": (lambda: grown(upcycle(make("Llama"), 4)), "mixtral", "grown by families"),
     "classifier": (lambda: upcycle(classifier(), 4), "mixtral", "score.weight has no place"),
+    "without a head": (
+        lambda: upcycle(make("Llama"), 4).model,
+        "mixtral",
+        r"layers.0.mlp has no place in mixtral, whose experts are at model.layers.0.mlp",
+    ),
     "granite": (
         lambda: upcycle(make("Granite", residual_multiplier=0.5), 4),
         "mixtral",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,8 +18,7 @@ from ..report import Column
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..hf.blocks import Block
-    from ..hf.start import Start
+    from ..hf.plan import Plan, Size
     from ..hf.upcycle import Receipt
 
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a number
@@ -74,20 +72,24 @@ def command(
     if capacity_factor is not None:
         options["capacity_factor"] = capacity_factor
     chosen: Any = [int(w) if w.lstrip("-").isdigit() else w for w in layers or []] or None
-    words = {"init": init, "rank": rank, "shards": shards, "amount": amount}
+    limits = {"layers": chosen, "exact": exact, "allow_noncausal": allow_noncausal}
+    asked = {"router": router, "experts": experts, "init": init}
+    asked |= {"rank": rank, "shards": shards, "amount": amount}
     if dry_run:
+        from ..hf.plan import plan
+
+        typer.echo(f"Looking at the shapes of {model} …")
         with seeded(seed):
-            plan(console, model, chosen, exact, allow_noncausal, (router, experts, options), words)
+            tell_plan(console, plan(model, asked, options, **limits), asked)
         return
     check_out(out, force)
     with seeded(seed, where):
-        with step(console, f"Loading {model}"):
-            loaded = load(model, dtype, where)
-        with step(console, f"Upcycling {type(loaded).__name__} on {device}"):
-            words = {**words, "exact": exact, "allow_noncausal": allow_noncausal, **options}
-            proof = apply(loaded, experts=experts, router=router, layers=chosen, **words)
-    with step(console, f"Saving to {out}"):
-        save(loaded, model, out)
+        typer.echo(f"Loading {model} …")
+        loaded = load(model, dtype, where)
+        typer.echo(f"Upcycling {type(loaded).__name__} on {device} …")
+        proof = apply(loaded, **asked, **limits, **options)
+    typer.echo(f"Saving to {out} …")
+    save(loaded, model, out)
     tell(console, proof, out)
 
 
@@ -119,14 +121,6 @@ def check_out(out: Path, force: bool) -> None:
     check_writable(out)
 
 
-@contextmanager
-def step(console: Console, what: str) -> Iterator[None]:
-    """Say what is being done while it is done, and leave the line when it is."""
-    with console.status(f"{what} …"):
-        yield
-    console.print(what, highlight=False, soft_wrap=True)
-
-
 def load(name: str, dtype: str, device: Any) -> nn.Module:
     import torch
 
@@ -144,12 +138,26 @@ def apply(model: nn.Module, **words: Any) -> Receipt:
 
 def save(model: nn.Module, name: str, out: Path) -> None:
     """Write the model, and beside it what reads its input, so that the folder is complete."""
-    from ..hf import loading, saving
+    from ..hf.saving import save
 
-    saving.save(model, out)
-    for reader in (loading.load_tokenizer(name), loading.load_image_processor(name)):
+    save(model, out)
+    for reader in readers(name):
         if reader is not None:
             reader.save_pretrained(out)
+
+
+def readers(name: str) -> Iterator[Any]:
+    """What the model has of a tokenizer, and a processor of images or sound."""
+    from transformers import AutoFeatureExtractor
+
+    from ..hf.loading import load_image_processor, load_tokenizer
+
+    yield load_tokenizer(name)
+    images = load_image_processor(name)
+    yield images
+    if images is None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            yield AutoFeatureExtractor.from_pretrained(name)
 
 
 def tell(console: Console, proof: Receipt, out: Path) -> None:
@@ -179,72 +187,27 @@ def tell(console: Console, proof: Receipt, out: Path) -> None:
     typer.echo(f"See what its experts do:  moiety health --model {out} --data YOUR_DATA")
 
 
-# -- a dry run: shapes, no weights -----------------------------------------------------------------
+# -- a dry run -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Size:
-    """What a model takes."""
-
-    parameters: int
-    trainable: int
-    active: int
-    flops: float  # forward, a token
-
-    def row(self, what: str) -> str:
-        number = dict(zip(ROWS, (self.parameters, self.active, round(self.flops))))
-        if what in number:
-            return f"{number[what]:,d}"
-        use, dtype = what.split(", ")
-        # AdamW keeps two numbers for each that is trained, beside its gradient, all of one type.
-        trained = 3 * self.trainable if use == "Training" else 0
-        return filesize.decimal(DTYPES[dtype] * (self.parameters + trained))
-
-
-ROWS = ("Parameters", "Active for a token", "Forward FLOPs a token")
-MEMORY = tuple(f"{use}, {dtype}" for dtype in DTYPES for use in ("Weights", "Training"))
-
-
-def plan(
-    console: Console,
-    name: str,
-    layers: Any,
-    exact: bool,
-    allow_noncausal: bool,
-    mixture: tuple[str, int, dict[str, Any]],
-    words: dict[str, Any],
-) -> None:
-    """Show which blocks would be replaced, and what the model would take."""
-    from ..hf.blocks import find_blocks
-    from ..hf.causal import refuse_noncausal
-    from ..hf.layers import select
-    from ..hf.probe import make_probe
-    from ..hf.start import Start
+def tell_plan(console: Console, plan: Plan, asked: dict[str, Any]) -> None:
+    """Which blocks would be replaced, and what the model would take."""
     from .demo import show
 
-    with console.status(f"Looking at the shapes of {name} …"):
-        model = hollow(name)
-        inputs = make_probe(model)
-        found = find_blocks(model, inputs)
-        blocks = select(found, layers, model)
-        start = Start(*mixture, **words, frozen=None)
-        for block in blocks:
-            start.check(block, exact)
-        if not allow_noncausal:
-            refuse_noncausal(model, inputs, blocks, start.empty(blocks[0]))
-        sizes = {"Dense": dense_size(model, inputs, blocks)}
-        sizes.update({i: size(model, blocks, s, sizes["Dense"]) for i, s in shaped(mixture, words)})
-    router, experts, _ = mixture
     typer.echo(
-        f"{type(model).__name__}: {len(blocks)} of its {len(found)} feed-forward blocks would get "
-        f"{experts} experts each, behind router {router!r}:"
+        f"{plan.model}: {len(plan.blocks)} of its {plan.found} feed-forward blocks would get "
+        f"{asked['experts']} experts each, behind router {asked['router']!r}:"
     )
-    for block in blocks:
-        typer.echo(f"  {describe(block)}")
+    for block in plan.blocks:
+        kind = f"{'gated ' if block.gated else ''}{block.activation}"
+        kind = kind if block.activation else "a module of its own kind"
+        typer.echo(f"  {block.name}  ({block.dim} to {block.hidden} to {block.dim}, {kind})")
+    figures = {name: figures_of(size) for name, size in plan.sizes.items()}
     rows = [
-        {"arm": what, **{n: s.row(what) for n, s in sizes.items()}} for what in (*ROWS, *MEMORY)
+        {"arm": what, **{name: own[what] for name, own in figures.items()}}
+        for what in figures["dense"]
     ]
-    columns = [Column("arm", "Cost"), *(Column(n, n) for n in sizes)]
+    columns = [Column("arm", "Cost"), *(Column(name, name, ",d") for name in figures)]
     show(console, rows, columns, "What it would take")
     typer.echo(
         "Training: weights, gradients and the two states of AdamW, all of one type; activations "
@@ -253,97 +216,15 @@ def plan(
     )
 
 
-def shaped(
-    mixture: tuple[str, int, dict[str, Any]], words: dict[str, Any]
-) -> Iterator[tuple[str, Start]]:
-    """The start that is asked for, and low-rank beside it, as makers of layers without weights."""
-    from ..hf.start import Start
-
-    router, experts, options = mixture
-    options = {**options, "balance": {}}  # losses are tried out on numbers, and there are none
-    for init in dict.fromkeys((words["init"], "low-rank")):
-        # Noise and new weights have the shapes of a copy.
-        kind: Any = "copy" if init in ("noise", "reinit") else init
-        rank = words["rank"] if words["init"] == init else None
-        shards = words["shards"] if init == "split" else None
-        yield init, Start(router, experts, options, kind, rank, shards, None, None)
-
-
-def describe(block: Block) -> str:
-    kind = "gated " if block.gated else ""
-    what = f"{kind}{block.activation}" if block.activation else "a module of its own kind"
-    return f"{block.name}  ({block.dim} to {block.hidden} to {block.dim}, {what})"
-
-
-def hollow(name: str) -> Any:
-    """The model with all its shapes and next to no memory.
-
-    To find blocks it must run, so that its weights need values: each is an overlapping view of a
-    few random numbers, in which no two rows are alike.
-    """
-    import torch
-    import transformers
-    from accelerate import init_empty_weights
-    from torch import nn
-
-    from ..hf.loading import load_config
-
-    config = load_config(name)
-    kind = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
-    with init_empty_weights(include_buffers=False):
-        model = transformers.AutoModel.from_config(config) if kind is None else kind(config)
-    for module in model.modules():
-        for word, p in list(module.named_parameters(recurse=False)):
-            few = torch.randn(sum(p.shape)) / max(p.shape[-1:], default=1) ** 0.5
-            thin = few.as_strided(p.shape, [1] * p.dim()) if p.dim() > 1 else 1 + few / 9
-            setattr(module, word, nn.Parameter(thin))
-    if isinstance(model, transformers.PreTrainedModel):
-        model.tie_weights()
-    return model.eval()
-
-
-def dense_size(model: nn.Module, inputs: Any, blocks: list[Block]) -> Size:
-    from .. import cost
-
-    number = cost.parameters(model)
-    flops = cost.forward_flops(lambda: inputs.run(model), model)
-    return Size(number, number, number, flops / max(rows(b).shape[0] for b in blocks))
-
-
-def size(model: Any, blocks: list[Block], start: Start, dense: Size) -> Size:
-    """What the model takes with mixtures in place of its blocks; they are made without memory."""
-    import torch
-
-    from .. import cost
-    from ..experts import LowRank
-    from ..hf.place import dense_module, place, shape_of
-
-    shapes, idle, flops = shape_of(model), 0.0, 0.0
-    for block in blocks:
-        x_TD, ids = rows(block), torch.arange(rows(block).shape[0])
-        with torch.device("meta"):
-            layer = start.layer(block, shapes)
-        decides = start.empty(block).eval()
-        with torch.no_grad():
-            routing = decides.route(x_TD, ids=ids)
-        experts, own = layer.experts, cost.parameters(layer.experts)
-        flops += cost.forward_flops(lambda: decides.route(x_TD, ids=ids), decides)  # noqa: B023
-        flops += experts.flops(routing)
-        if isinstance(experts, LowRank):
-            own -= cost.parameters(experts.base)
-        else:
-            block_itself = dense_module(model, block)
-            flops -= cost.forward_flops(lambda: block_itself(x_TD), block_itself)  # noqa: B023
-        slots = float(routing.load().sum()) / x_TD.shape[0]
-        idle += own * (1 - slots / experts.experts)
-        place(shapes, block, layer, shape_of(dense_module(model, block)))
-    total = cost.parameters(shapes)
-    tokens = max(rows(b).shape[0] for b in blocks)
-    trainable = cost.parameters(shapes, trainable=True)
-    return Size(total, trainable, round(total - idle), dense.flops + flops / tokens)
-
-
-def rows(block: Block) -> Any:
-    """What the block read on the probe, as tokens."""
-    assert block.x is not None
-    return block.x.reshape(-1, block.dim)
+def figures_of(size: Size) -> dict[str, int | str]:
+    """The figures of a model by what they count; bytes in units that read well."""
+    memory = {}
+    for dtype, width in DTYPES.items():
+        memory[f"Weights, {dtype}"] = filesize.decimal(size.weights(width))
+        memory[f"Training, {dtype}"] = filesize.decimal(size.training(width))
+    return {
+        "Parameters": size.parameters,
+        "Active for a token": size.active,
+        "Forward FLOPs a token": round(size.flops),
+        **memory,
+    }

@@ -72,7 +72,8 @@ def export(
 
     Both take gated silu experts without biases behind a linear top-k router without capacity.
     "mixtral" (Llama, Mistral and kin) has experts in every layer; "qwen3_moe" (Qwen3) also takes
-    models with dense layers between. A part that does not fit is named.
+    models with dense layers between. A part that does not fit is named. Balance losses are not
+    carried over: the written model has one of its own, which `output_router_logits` turns on.
 
     probe      inputs to compare with, as for `upcycle`; None: made from the config
     overwrite  allow a folder that holds something; it is replaced when all has gone well
@@ -182,7 +183,13 @@ def _sizes(model: PreTrainedModel, layers: dict[str, Mixed], kind: str) -> dict[
                     f"{name} has {word} = {value} and another layer {sizes[word]}, and those of "
                     f"{kind} are all alike"
                 )
-    dense = [i for i in range(model.config.num_hidden_layers) if _layer(i) not in layers]
+    places = [_layer(i) for i in range(model.config.num_hidden_layers)]
+    for name in layers:
+        if name not in places:
+            raise ValueError(
+                f"{name} has no place in {kind}, whose experts are at {places[0]} etc."
+            )
+    dense = [i for i, name in enumerate(places) if name not in layers]
     if words.dense is not None:
         sizes[words.dense] = dense
     elif dense:
