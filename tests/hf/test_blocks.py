@@ -198,7 +198,7 @@ def test_what_fits_no_formula_is_found_as_a_module():
         model = zoo.draw(nn.Sequential(Around(how)))
         (block,) = found(model, torch.randn(2, 8, D))
         assert (block.owner, block.activation) == ("0.ff", None)
-        with pytest.raises(ValueError, match="0.ff is not a plain feed-forward block.*low-rank"):
+        with pytest.raises(ValueError, match=r"0.ff is not a plain feed-forward block.*low-rank"):
             upcycle(model, probe=torch.randn(2, 8, D), init="split", experts=4, k=2)
         low = upcycle(
             model, probe=torch.randn(2, 8, D), init="low-rank", router="switch", experts=4
@@ -270,7 +270,7 @@ def test_recording_leaves_no_hook_and_keeps_the_users():
 
 def test_experts_of_native_moe_models_are_not_blocks():
     mixtral = T.MixtralForCausalLM(T.MixtralConfig(**zoo.GROUPED, num_local_experts=4))
-    with pytest.raises(ValueError, match="no feed-forward block.*outside of experts"):
+    with pytest.raises(ValueError, match=r"no feed-forward block.*outside of experts"):
         upcycle(mixtral)
     switch = T.SwitchTransformersForConditionalGeneration(
         T.SwitchTransformersConfig(

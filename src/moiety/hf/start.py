@@ -129,7 +129,7 @@ class Start:
         return None
 
     def _shards(self, router: Router) -> int:
-        shards = getattr(router, "k", 1) if self.shards is None else self.shards
+        shards = (getattr(router, "k", None) or 1) if self.shards is None else self.shards
         if not isinstance(shards, int) or shards < 1 or self.experts % shards:
             raise ValueError(f"shards must divide the {self.experts} experts, got {shards!r}")
         return shards

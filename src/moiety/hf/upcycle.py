@@ -98,11 +98,11 @@ def upcycle(
         raise ValueError(f"upcycle takes a module, got {type(model).__name__}")
     if k is not None:
         options["k"] = k
-    inputs = make_probe(model, probe)
-    blocks = select(find_blocks(model, inputs), layers, model)
     start = Start(
         router, experts, options, init, rank=rank, shards=shards, amount=amount, frozen=frozen
     )
+    inputs = make_probe(model, probe)
+    blocks = select(find_blocks(model, inputs), layers, model)
     for block in blocks:  # everything is checked before anything changes
         start.check(block, exact)
     if not allow_noncausal:
