@@ -47,7 +47,9 @@ def mark(model: PreTrainedModel) -> None:
 
     Not that of a model with a quantised base: there the place is taken, and `save` refuses.
     """
-    if isinstance(getattr(model.config, "quantization_config", None), MixtureConfig | None):
+    said: Any = getattr(model.config, "quantization_config", None)
+    read = isinstance(said, dict) and said.get("quant_method") == METHOD  # by AutoConfig
+    if said is None or read or isinstance(said, MixtureConfig):
         model.config.quantization_config = MixtureConfig.of(model)
 
 
@@ -108,10 +110,11 @@ def _write_pretrained(model: PreTrainedModel, folder: Path, max_shard_size: str)
     mark(model)
     if not isinstance(model.config.quantization_config, MixtureConfig):
         raise ValueError("a mixture on a quantised base cannot be saved: save its trained weights")
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
-    # A part of a model shares its config with the whole, which it must go on to describe.
-    if isinstance(before, MixtureConfig) and before.model() is not None:
-        model.config.quantization_config = before
+    try:
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+    finally:  # a part of a model shares its config with the whole, which it goes on to describe
+        if isinstance(before, MixtureConfig) and before.model() is not None:
+            model.config.quantization_config = before
     return read_json(folder / CONFIG)
 
 
