@@ -122,11 +122,19 @@ def vit():
     return transformers.ViTForImageClassification(config)
 
 
-@pytest.mark.parametrize("make", [t5, bert, vit])
-@pytest.mark.parametrize("init", ["copy", "split", "low-rank"])
+def albert():  # one block that runs four times
+    words = {**SMALL, "embedding_size": 8, "intermediate_size": 24}
+    return transformers.AlbertForMaskedLM(transformers.AlbertConfig(**words))
+
+
+FIGURES = [(make, init) for make in (t5, bert, vit) for init in ("copy", "split", "low-rank")]
+
+
+@pytest.mark.parametrize(("make", "init"), [*FIGURES, (albert, "copy")])
 def test_the_figures_of_a_dry_run_are_those_of_the_receipt(make, init, moiety, tmp_path):
     folder = write(make(), tmp_path / "model")
-    words = ["--model", folder, "--experts", 4, "--k", 2, "--layers", "last:2", "--init", init]
+    words = ["--model", folder, "--experts", 4, "--k", 2, "--init", init]
+    words += ["--layers", "last:1"]
     for file in folder.glob("*.safetensors"):
         file.rename(tmp_path / "away")  # only the config is read
     code, text, err = moiety("upcycle", *words, "--dry-run")
@@ -214,8 +222,11 @@ def test_what_reads_images_and_sound_comes_along(moiety, tmp_path):
         (["--k", 9], "k = 9 experts a token, but there are only 8"),
         (["--router", "topk"], "topk"),
         (["--layers", "last:9"], "the model has 4 blocks"),
-        (["--init", "noise"], "would change the outputs"),
-        (["--router", "expert-choice", "--no-exact"], "depends on later tokens"),
+        (
+            ["--init", "noise"],
+            "take --init low-rank, which never does, or allow it with --no-exact",
+        ),
+        (["--router", "expert-choice", "--no-exact"], "or pass --allow-noncausal"),
         (["--option", "sharpness"], "--option takes name=value, got 'sharpness'"),
         (["--option", "rank=2"], "rank is no option of a router: give --rank"),
         (["--option", "sharpness=2"], "sharpness"),

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from ..hf.upcycle import Receipt
 
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a number
+OPTIONS = {
+    'init="copy"': "--init copy",
+    'init="low-rank"': "--init low-rank",
+    "exact=False": "--no-exact",
+    "allow_noncausal=True": "--allow-noncausal",
+}
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Init = Literal["copy", "noise", "reinit", "split", "low-rank"]
 
@@ -79,7 +85,7 @@ def command(
         from ..hf.plan import plan
 
         typer.echo(f"Looking at the shapes of {model} …")
-        with seeded(seed):
+        with seeded(seed), words_of_the_command():
             tell_plan(console, plan(model, asked, options, **limits), asked)
         return
     check_out(out, force)
@@ -87,7 +93,8 @@ def command(
         typer.echo(f"Loading {model} …")
         loaded = load(model, dtype, where)
         typer.echo(f"Upcycling {type(loaded).__name__} on {device} …")
-        proof = apply(loaded, **asked, **limits, **options)
+        with words_of_the_command():
+            proof = apply(loaded, **asked, **limits, **options)
     typer.echo(f"Saving to {out} …")
     save(loaded, model, out)
     tell(console, proof, out)
@@ -119,6 +126,20 @@ def check_out(out: Path, force: bool) -> None:
     if not force and out.is_dir() and any(out.iterdir()):
         raise ValueError(f"--out {out} exists and is not empty: choose another folder, or --force")
     check_writable(out)
+
+
+@contextlib.contextmanager
+def words_of_the_command() -> Iterator[None]:
+    """Let advice that is written for Python name the options of this command instead."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        advice = str(error)
+        for word, option in OPTIONS.items():
+            advice = advice.replace(word, option)
+        if advice == str(error):
+            raise
+        raise ValueError(advice) from error
 
 
 def load(name: str, dtype: str, device: Any) -> nn.Module:
@@ -179,7 +200,8 @@ def tell(console: Console, proof: Receipt, out: Path) -> None:
         Column("after", "Upcycled", ",d"),
         Column("ratio", "Ratio", ".2f"),
     ]
-    title = f"{len(proof.layers)} blocks, {proof.router}, start: {proof.init}"
+    blocks = "1 block" if len(proof.layers) == 1 else f"{len(proof.layers)} blocks"
+    title = f"{blocks}, {proof.router}, start: {proof.init}"
     show(console, rows, columns, title)
     typer.echo(f"Relative change of the outputs on a probe: {proof.gap:.1e}\n")
     typer.echo("Train it like the dense model; its balance losses are part of outputs.loss:\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -73,9 +75,10 @@ def plan(
         start.check(block, exact)
     if not allow_noncausal:
         refuse_noncausal(model, inputs, blocks, start.empty(blocks[0]))
-    sizes = {"dense": _dense_size(model, inputs, blocks)}
+    calls: Counter[str] = Counter()
+    sizes = {"dense": _dense_size(model, inputs, blocks, calls)}
     for init, shapes in _without_weights(asked, options):
-        sizes[init] = _size(model, blocks, shapes, sizes["dense"])
+        sizes[init] = _size(model, blocks, shapes, sizes["dense"], calls)
     return Plan(type(model).__name__, blocks, len(found), sizes)
 
 
@@ -94,9 +97,9 @@ def hollow(name: str) -> Any:
         model = kind(config) if known else transformers.AutoModel.from_config(config)
     for module in model.modules():
         for word, p in list(module.named_parameters(recurse=False)):
-            few = torch.randn(sum(p.shape)) / max(p.shape[-1:], default=1) ** 0.5
-            thin = few.as_strided(p.shape, [1] * p.dim()) if p.dim() > 1 else 1 + few / 9
-            setattr(module, word, nn.Parameter(thin))
+            few = torch.randn(1 + sum(p.shape)) / max(p.shape[-1:], default=1) ** 0.5
+            thin = few.as_strided(p.shape, [1] * p.dim())
+            setattr(module, word, nn.Parameter(thin if p.dim() > 1 else 1 + thin / 9))
     model.tie_weights()
     return model.eval()
 
@@ -113,13 +116,21 @@ def _without_weights(asked: dict[str, Any], options: dict[str, Any]) -> Iterator
         yield init, Start(**words, options=options, frozen=None)
 
 
-def _dense_size(model: nn.Module, inputs: Probe, blocks: list[Block]) -> Size:
+def _dense_size(model: nn.Module, inputs: Probe, blocks: list[Block], calls: Counter[str]) -> Size:
+    """The size of the model as it is; `calls` counts how often each block runs."""
     number = cost.parameters(model)
-    flops = cost.forward_flops(lambda: inputs.run(model), model)
+    with contextlib.ExitStack() as stack:
+        for block in blocks:
+            count = lambda *_, name=block.name: calls.update([name])  # noqa: E731
+            hook = model.get_submodule(block.outer).register_forward_hook(count)
+            stack.callback(hook.remove)
+        flops = cost.forward_flops(lambda: inputs.run(model), model)
     return Size(number, number, number, flops / _tokens(blocks))
 
 
-def _size(model: nn.Module, blocks: list[Block], start: Start, dense: Size) -> Size:
+def _size(
+    model: nn.Module, blocks: list[Block], start: Start, dense: Size, calls: Counter[str]
+) -> Size:
     """The size with mixtures in place of the blocks."""
     shapes, idle, flops = shape_of(model), 0.0, 0.0
     for block in blocks:
@@ -130,12 +141,13 @@ def _size(model: nn.Module, blocks: list[Block], start: Start, dense: Size) -> S
         decide = partial(decides.route, x_TD, ids=torch.arange(x_TD.shape[0]))
         with torch.no_grad():
             routing = decide()
-        flops += cost.forward_flops(decide, decides) + experts.flops(routing)
+        more = cost.forward_flops(decide, decides) + experts.flops(routing)
         was, own = dense_module(model, block), cost.parameters(experts)
         if isinstance(experts, LowRank):
             own -= cost.parameters(experts.base)
         else:
-            flops -= cost.forward_flops(partial(was, x_TD), was)
+            more -= cost.forward_flops(partial(was, x_TD), was)
+        flops += more * calls[block.name]
         idle += own * (1 - float(routing.load().sum()) / x_TD.shape[0] / experts.experts)
         place(shapes, block, layer, shape_of(was))
     total, trainable = cost.parameters(shapes), cost.parameters(shapes, trainable=True)
