@@ -10,6 +10,7 @@ import moiety
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+RUN = [README, ROOT / "docs" / "architecture.md", ROOT / "docs" / "upcycle.md"]
 
 
 def blocks(page):
@@ -18,8 +19,9 @@ def blocks(page):
 
 
 @pytest.mark.filterwarnings("error")  # what a newcomer copies must not warn
-@pytest.mark.parametrize("page", [README, ROOT / "docs" / "architecture.md"], ids=lambda p: p.name)
-def test_the_code_runs_from_top_to_bottom(page):
+@pytest.mark.parametrize("page", RUN, ids=lambda p: p.name)
+def test_the_code_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # what it saves does not stay
     names = {}
     assert blocks(page)
     for code in blocks(page):
