@@ -46,6 +46,17 @@ class Probe:
                 return None
         return None
 
+    def padded(self) -> Probe | None:
+        """The same with the last example a quarter shorter; None where nothing says so."""
+        words = dict(self.kwargs)
+        for word in ("attention_mask", "decoder_attention_mask"):
+            mask = words.get(word)
+            if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] > 1:
+                words[word] = mask.clone()
+                words[word][-1, -max(mask.shape[1] // 4, 1) :] = 0
+        changed = any(words[word] is not value for word, value in dict(self.kwargs).items())
+        return Probe(self.args, words) if changed else None
+
     def tokens(self) -> int:
         """How many tokens (or patches, or examples) it holds; set by the first tensor's shape."""
         first = next(t for t in (*self.args, *dict(self.kwargs).values()) if isinstance(t, Tensor))
