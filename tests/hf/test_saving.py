@@ -182,6 +182,13 @@ def test_bf16_stays_and_dtype_and_device_are_obeyed(tmp_path):
     assert_same(model, type(model).from_pretrained(tmp_path, dtype=bf16))
 
 
+def test_a_router_that_starts_from_a_factorisation_comes_back_in_bf16(tmp_path):
+    words = {"experts": 4, "router": "perturbed-cosine", "k": 2}
+    model = moiety.upcycle(dense("bert").bfloat16(), **words)
+    moiety.save(model, tmp_path)
+    assert_same(model, moiety.load(tmp_path))
+
+
 def test_many_shards_with_an_index(tmp_path):
     model = upcycled("t5")
     moiety.save(model, tmp_path, max_shard_size="5KB")

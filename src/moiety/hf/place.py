@@ -7,6 +7,7 @@ which answers for the whole block: whatever the layer does in between runs on on
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Iterator
@@ -219,11 +220,24 @@ def rebuild(model: nn.Module, described: dict[str, Any]) -> Mixed:
     dtype = like.dtype if like.is_floating_point() else None
     # A router is small, and parts of it (what is not saved with it) are only right when it is
     # really built.
-    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]), fp32():
         router = _router(block.dim, described["router"], described["grown"]).to(dtype=dtype)
     with torch.device("meta"):
         experts = _empty_experts(block, described["experts"], was, dtype)
     return place(model, block, MoE(router, experts, **described["layer"]), was)
+
+
+@contextlib.contextmanager
+def fp32() -> Iterator[None]:
+    """Build in fp32, whatever the default: some routers start from a factorisation, which has no
+    half precision on a CPU, and loading sets the default to the type of the model.
+    """
+    was = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(was)
 
 
 def _check_place(model: nn.Module, block: Block) -> None:
