@@ -82,7 +82,7 @@ def test_the_function_is_kept(name, start):
     assert len(layers_of(moe)) == len(receipt(moe).layers) >= 2
     assert measured(model, moe, another_batch(model)) <= KEPT
     probe = make_probe(model)
-    probes = [p for p in (probe, probe.padded()) if p is not None]
+    probes = [p for p in (probe, probe.padded(model)) if p is not None]
     on_the_probe = max(measured(model, moe, p) for p in probes)
     assert receipt(moe).gap == pytest.approx(on_the_probe, rel=0.5, abs=1e-8)
 
@@ -195,6 +195,12 @@ def test_the_receipt_sees_padding_that_leaks():
     assert measured(model, copied, make_probe(model)) <= KEPT  # which does not show it
     low = upcycle(model, experts=4, init="low-rank")
     assert measured(model, low, another_batch(model)) <= KEPT
+
+
+def test_a_classifier_that_reads_the_last_token_does_not_leak():
+    config = T.LlamaConfig(**zoo.GROUPED)  # it finds the last token by its id, not by the mask
+    model = zoo.draw(T.LlamaForSequenceClassification(config))
+    assert receipt(upcycle(model, experts=4)).gap <= KEPT
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -46,14 +46,22 @@ class Probe:
                 return None
         return None
 
-    def padded(self) -> Probe | None:
-        """The same with the last example a quarter shorter; None where nothing says so."""
+    def padded(self, model: nn.Module) -> Probe | None:
+        """The same with the last example a quarter shorter; None where no mask says so.
+
+        Ids become the padding id as well: classifiers look for the last token by it.
+        """
         words = dict(self.kwargs)
-        for word in ("attention_mask", "decoder_attention_mask"):
-            mask = words.get(word)
-            if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] > 1:
-                words[word] = mask.clone()
-                words[word][-1, -max(mask.shape[1] // 4, 1) :] = 0
+        pad = getattr(getattr(model, "config", None), "pad_token_id", None)
+        for stack in ("", "decoder_"):
+            mask, ids = words.get(f"{stack}attention_mask"), words.get(f"{stack}input_ids")
+            if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] < 2:
+                continue
+            cut = max(mask.shape[1] // 4, 1)
+            words[f"{stack}attention_mask"] = mask = mask.clone()
+            mask[-1, -cut:] = 0
+            if isinstance(ids, Tensor) and isinstance(pad, int):
+                words[f"{stack}input_ids"] = torch.where(mask.bool(), ids, pad)
         changed = any(words[word] is not value for word, value in dict(self.kwargs).items())
         return Probe(self.args, words) if changed else None
 

@@ -112,7 +112,7 @@ def upcycle(
         model = _copy(model, blocks, init)
     tokens_seen = max(_rows(block) for block in blocks)
     # Experts do not work for padding, which shows where a model lets it reach real tokens.
-    padded = inputs.padded() if probe is None else None
+    padded = inputs.padded(model) if probe is None else None
     measured = [p for p in (inputs, padded) if p is not None]
     before, cost_before = [p.outputs(model) for p in measured], _cost(model, inputs, tokens_seen)
     with _undone_if_it_fails(model):
