@@ -82,18 +82,7 @@ HOW = {  # activation, gated, dropout
 
 
 @pytest.mark.parametrize("hidden", [H, D], ids=["wide", "hidden = dim"])
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param(
-            how,
-            marks=pytest.mark.xfail(
-                how == "halves", strict=True, reason="a Tap answers one column, which has no halves"
-            ),
-        )
-        for how in HOW
-    ],
-)
+@pytest.mark.parametrize("how", HOW)
 def test_a_block_written_out_in_a_layer(how, hidden):
     model = zoo.draw(nn.Sequential(Layer(how, hidden), Layer(how, hidden)))
     x = torch.randn(2, 8, D)

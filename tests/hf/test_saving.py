@@ -76,7 +76,8 @@ def assert_same(a: nn.Module, b: nn.Module, probe=None) -> None:
         assert left[name].dtype == right[name].dtype, name
         assert torch.equal(left[name], right[name]), name
     inputs = make_probe(a, probe)
-    assert gap(inputs.outputs(a), inputs.outputs(b)) == 0
+    # Memory that is aligned otherwise may be added up in another order.
+    assert gap(inputs.outputs(a), inputs.outputs(b)) <= 1e-6
     assert describe_mixtures(a) == describe_mixtures(b)
 
 

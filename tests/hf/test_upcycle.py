@@ -6,7 +6,6 @@ import copy
 import datetime
 import os
 import random
-import sys
 import warnings
 
 import pytest
@@ -54,13 +53,11 @@ def another_batch(model: nn.Module, seed: int = 7) -> Probe:
 
 
 def measured(dense: nn.Module, moe: nn.Module, batch: Probe) -> float:
-    """‖after − before‖ / ‖before‖ at the real places, the largest over all outputs."""
+    """The largest change of a number, relative to the root mean square of its output."""
     gaps = []
     for a, b in zip(batch.outputs(dense), batch.outputs(moe), strict=True):
-        if batch.mask is not None and a.shape[:2] == batch.mask.shape:
-            a, b = a[batch.mask], b[batch.mask]
         finite = torch.isfinite(a)  # DistilBERT's and kin fill masked scores with -inf
-        gaps.append(float((b - a)[finite].norm() / a[finite].norm()))
+        gaps.append(float((b - a)[finite].abs().max() / a[finite].square().mean().sqrt()))
     assert gaps
     return max(gaps)
 
@@ -114,9 +111,7 @@ def test_the_gap_shows_what_is_wrong(name):
             p[expert] *= 1.01
 
     assert changed(lambda *_: None) <= KEPT
-    # GELU by erf and by tanh differ by 5e-4 at most, so at this size the outputs move by 2e-5 to
-    # 5e-4, as the seed has it: always caught, not always above SHOWN.
-    assert changed(use_other) > (KEPT if "gelu" in activation else SHOWN)
+    assert changed(use_other) > SHOWN
     assert changed(off_by_a_percent) > SHOWN
     for word in ("b_in", "b_out"):
         if getattr(layers_of(right)[0].experts, word) is not None:
@@ -165,7 +160,7 @@ def check(name: str) -> None:
     model = zoo.make(name)
     batch = another_batch(model)
     if name in LEAKY:
-        with pytest.raises(RuntimeError, match=r'with padding the outputs moved.*init="low-rank"'):
+        with pytest.raises(ValueError, match=r'lets padding reach.*init="low-rank"'):
             upcycle(model, experts=4, router="top-k", k=2)
     else:
         copied = upcycle(model, experts=4, router="top-k", k=2)
@@ -299,24 +294,13 @@ def test_wrong_arguments_raise_one_sentence_and_change_nothing(deep, case):
     assert all(torch.equal(t, state[name]) for name, t in deep.state_dict().items())
 
 
-def test_a_failure_in_the_middle_puts_everything_back(monkeypatch):
-    model = zoo.make("encoder")
-    model.layers[0].linear1.weight.requires_grad_(False)
-    before = copy.deepcopy(model)
-    modules, hooks = dict(model.named_modules()), model._forward_pre_hooks
-    monkeypatch.setattr(sys.modules["moiety.hf.upcycle"], "gap", lambda *_: 1.0)
-    for options in ({}, {"init": "low-rank"}):
-        with pytest.raises(RuntimeError, match=r"the outputs moved by 1\.0e"):
-            upcycle(model, inplace=True, experts=4, **options)
-        assert dict(model.named_modules()) == modules
-        assert model._forward_pre_hooks is hooks
-        assert not hooks
-        for (name, p), q in zip(model.named_parameters(), before.parameters(), strict=True):
-            assert p.requires_grad == q.requires_grad, name
-            assert torch.equal(p, q)
-        x = torch.randn(2, 5, 32)
-        with torch.no_grad():
-            assert torch.equal(model(x), before(x))
+def test_padding_that_leaks_is_refused_before_anything_changes():
+    model = zoo.make("fnet")
+    modules = dict(model.named_modules())
+    with pytest.raises(ValueError, match=r'lets padding reach what it answers.*init="low-rank"'):
+        upcycle(model, inplace=True, experts=4)
+    assert dict(model.named_modules()) == modules
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_what_is_no_model_or_has_no_weights():
@@ -357,7 +341,7 @@ def test_the_models_type_is_kept(dtype, init):
     model = zoo.make("llama").to(dtype)
     moe = upcycle(model, experts=4, init=init)
     assert {p.dtype for p in moe.parameters()} == {dtype}
-    rounding = {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float64: 1e-13}[dtype]
+    rounding = {torch.bfloat16: 1e-1, torch.float16: 1e-2, torch.float64: 1e-13}[dtype]
     assert measured(model, moe, another_batch(model)) <= rounding
 
 

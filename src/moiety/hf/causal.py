@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..moe import MoE
-from .blocks import Block, record
+from .blocks import Block
 from .probe import Probe
+from .trace import record
 
 
 def refuse_noncausal(model: nn.Module, probe: Probe, blocks: list[Block], layer: MoE) -> None:

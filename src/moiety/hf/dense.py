@@ -30,7 +30,7 @@ By = Literal["average", "usage", "most-used"]
 class DenseReceipt:
     """What the way back changed, measured on a probe."""
 
-    gap: float  # ‖after − before‖ / ‖before‖, the largest over all outputs, on real tokens
+    gap: float  # as in `Receipt`
     parameters_before: int
     parameters_after: int
     by: str  # "base" where the experts were low-rank corrections
@@ -85,7 +85,7 @@ def to_dense(
     for name, mixed in list(mixtures(model)):
         _put_back(model, mixed, _merge(mixed, shares[name]))
         _restore_fused_path(model, name)
-    moved = gap(before, inputs.outputs(model), inputs.mask)
+    moved = gap(before, inputs.outputs(model))
     words = "base" if base else by
     proof = DenseReceipt(moved, size, cost.parameters(model), words, list(layers))
     model._moiety_receipt = proof  # type: ignore[assignment]

@@ -235,8 +235,9 @@ def _check_written(model: PreTrainedModel, folder: Path, inputs: Probe, kind: st
     loaded.to(model.device)
     # Rounding may swap two nearly equal experts, which says nothing about the checkpoint.
     exact = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
-    moved = gap(inputs.outputs(exact)[:1], inputs.outputs(loaded)[:1], inputs.mask)
-    if not moved <= TOLERANCE:
+    moved = gap(inputs.outputs(exact)[:1], inputs.outputs(loaded)[:1])
+    # A half-precision model has rounded what is not saved, too (rotary frequencies).
+    if not moved <= (TOLERANCE if exact is model else 100 * TOLERANCE):
         raise ValueError(
             f"as {kind} the outputs would differ by {moved:.1e}, though all weights find a place: "
             "this model computes something between them that its config does not tell"

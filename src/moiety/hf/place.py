@@ -26,15 +26,19 @@ from .blocks import Block, is_linear, widths
 
 
 class Tap(nn.Module):
-    """Stands for an inner linear map: keeps x for the mixture, answers one column of zeros."""
+    """Stands for an inner linear map: keeps x for the mixture, answers a column of zeros.
 
-    def __init__(self) -> None:
+    Or as many as the map did, where the layer's code takes its answer apart into halves.
+    """
+
+    def __init__(self, columns: int = 1) -> None:
         super().__init__()
+        self.columns = columns
         self.held: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         self.held = x
-        return x.new_zeros(*x.shape[:-1], 1)
+        return x.new_zeros(*x.shape[:-1], self.columns)
 
     def take(self) -> Tensor:
         x, self.held = self.held, None
@@ -108,7 +112,8 @@ def dense_module(model: nn.Module, block: Block) -> nn.Module:
 def place(model: nn.Module, block: Block, moe: MoE, was: nn.Module) -> Mixed:
     """Put a mixture where the block stands; `was` is the block's shape on the meta device."""
     block = dataclasses.replace(block, x=None)
-    taps = () if block.owner is not None else tuple(Tap() for _ in block.inner)
+    columns = 2 * block.hidden if block.gated and len(block.inner) == 1 else 1
+    taps = () if block.owner is not None else tuple(Tap(columns) for _ in block.inner)
     mixed = Mixed(moe, block, taps, was)
     mixed.train(model.get_submodule(block.outer).training)
     for name, tap in zip(block.inner, taps, strict=False):
@@ -122,7 +127,7 @@ def put(model: nn.Module, name: str, new: nn.Module) -> None:
     """Replace a submodule wherever it is registered."""
     old = model.get_submodule(name)
     for parent in list(model.modules()):
-        for child, module in list(parent.named_children()):
+        for child, module in list(parent._modules.items()):
             if module is old:
                 setattr(parent, child, new)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,20 +32,24 @@ class Probe:
             return model(*self.args, **dict(self.kwargs))
 
     def outputs(self, model: nn.Module) -> list[Tensor]:
-        """The floating tensors that a model answers, in eval mode, caches left out."""
-        with torch.no_grad(), evaluating(model):
-            return [t.detach() for t in _floating(self.run(model))]
+        """The floating tensors that a model answers in eval mode, at real places, caches left out.
 
-    @property
-    def mask(self) -> Tensor | None:
-        """[B, L], true for real tokens of what the outputs are about."""
-        for word in ("decoder_attention_mask", "attention_mask"):
-            mask = dict(self.kwargs).get(word)
-            if isinstance(mask, Tensor) and mask.dim() == 2:
-                return mask.bool()
-            if "decoder_input_ids" in dict(self.kwargs):
-                return None
-        return None
+        With the states after every layer, where a model gives them: a fresh head that answers zero
+        would hide a broken body.
+        """
+        more = {"output_hidden_states": True} if _tells_states(model) else {}
+        with torch.no_grad(), evaluating(model), _leaving_no_hooks(model):
+            answer = Probe(self.args, {**dict(self.kwargs), **more}).run(model)
+        return [self._real(name, t.detach()) for name, t in _floating(answer)]
+
+    def _real(self, name: str, t: Tensor) -> Tensor:
+        """Without the places of padding; an encoder and a decoder have their own."""
+        words = dict(self.kwargs)
+        decodes = "decoder_input_ids" in words and not name.startswith("encoder")
+        mask = words.get("decoder_attention_mask" if decodes else "attention_mask")
+        if not isinstance(mask, Tensor) or mask.dim() != 2 or t.shape[:2] != mask.shape:
+            return t
+        return t[mask.bool().to(t.device)]
 
     def padded(self, model: nn.Module) -> Probe | None:
         """The same with the last example a quarter shorter; None where no mask says so.
@@ -64,11 +69,6 @@ class Probe:
                 words[f"{stack}input_ids"] = torch.where(mask.bool(), ids, pad)
         changed = any(words[word] is not value for word, value in dict(self.kwargs).items())
         return Probe(self.args, words) if changed else None
-
-    def tokens(self) -> int:
-        """How many tokens (or patches, or examples) it holds; set by the first tensor's shape."""
-        first = next(t for t in (*self.args, *dict(self.kwargs).values()) if isinstance(t, Tensor))
-        return first.shape[:2].numel()
 
 
 def make_probe(model: nn.Module, given: Any = None) -> Probe:
@@ -126,24 +126,34 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def gap(before: list[Tensor], after: list[Tensor], mask: Tensor | None = None) -> float:
-    """The largest relative change ‖after − before‖ / ‖before‖ over all outputs, on real tokens."""
+@contextlib.contextmanager
+def _leaving_no_hooks(model: nn.Module) -> Iterator[None]:
+    """transformers hooks every layer, for good, when it is first asked for their states."""
+    mark = "_output_capturing_hooks_installed"
+    before = {m: (set(m._forward_hooks), mark in vars(m)) for m in model.modules()}
+    try:
+        yield
+    finally:
+        for module, (hooks, marked) in before.items():
+            for new in set(module._forward_hooks) - hooks:
+                del module._forward_hooks[new]
+            if not marked:
+                vars(module).pop(mark, None)
+
+
+def gap(before: list[Tensor], after: list[Tensor]) -> float:
+    """The largest change of any number, relative to the root mean square of its output."""
+    if [a.shape for a in before] != [b.shape for b in after]:
+        return math.inf
     worst = 0.0
-    if len(before) != len(after):
-        return float("inf")
     for a, b in zip(before, after, strict=True):
-        if a.shape != b.shape:
-            return float("inf")
-        a, b = a.double(), b.double()
-        if mask is not None and a.dim() > 2 and a.shape[:2] == mask.shape:
-            real = mask.to(a.device)
-            a, b = a[real], b[real]
-        both = torch.isfinite(a)
-        if not torch.equal(both, torch.isfinite(b)):
-            return float("inf")
-        a, b = a[both], b[both]
-        scale = a.norm().clamp(min=torch.finfo(torch.float64).tiny)
-        worst = max(worst, float((b - a).norm() / scale))
+        finite = torch.isfinite(a)  # some models fill masked scores with -inf
+        if not torch.equal(finite, torch.isfinite(b)):
+            return math.inf
+        a, b = a[finite].double(), b[finite].double()
+        if a.numel():
+            scale = a.square().mean().sqrt().clamp(min=torch.finfo(torch.float64).tiny)
+            worst = max(worst, float((b - a).abs().max() / scale))
     return worst
 
 
@@ -255,17 +265,23 @@ def _plain(model: nn.Module) -> Tensor:
     return _normal(BATCH, LENGTH, like.shape[1]).to(like.dtype)
 
 
-def _floating(value: Any) -> Iterator[Tensor]:
+def _tells_states(model: nn.Module) -> bool:
+    words = inspect.signature(model.forward).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in words.values())
+    return hasattr(model, "config") and (open_ended or "output_hidden_states" in words)
+
+
+def _floating(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         if value.is_floating_point():
-            yield value
+            yield name, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
             if key not in ("past_key_values", "loss"):
-                yield from _floating(item)
+                yield from _floating(item, name or key)
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _floating(item)
+            yield from _floating(item, name)
 
 
 def _cuda(model: nn.Module) -> list[torch.device]:
