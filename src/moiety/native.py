@@ -60,14 +60,20 @@ class Native:
         self.names = tuple(inspect.signature(experts.forward).parameters)[:3]
         self.scores_TE: Tensor | None = None
         self.rule: Rule | None = None
-        self._settled = False
+        self._settled = self._ids = False
+
+    @property
+    def speakers(self) -> list[nn.Module]:
+        """Who may give out the scores: the router last, as some keep their logits to themselves."""
+        return [*(m for m in self.router.children() if _has_rows(m, self.count)), self.router]
 
     def hear(self, module: nn.Module, args: tuple, output: Any) -> None:
-        """Hook of the router: keep its scores for the call of the experts that follows."""
+        """Hook of a speaker: keep its scores for the call of the experts that follows."""
         parts = output if isinstance(output, (tuple, list)) else (output,)
         scores = (t for t in parts if isinstance(t, Tensor) and t.is_floating_point())
         found = next((t for t in scores if t.dim() and t.shape[-1] == self.count), None)
-        self.scores_TE = None if found is None else _at_least_fp32(found)
+        if found is not None:
+            self.scores_TE = _at_least_fp32(found)
 
     def routing(self, args: tuple, kwargs: dict[str, Any], tokens: Tokens) -> Routing:
         """The decision in a call of the experts."""
@@ -112,7 +118,9 @@ class Native:
                 index = torch.where(active, index, wanted)
             return index, active, ~active
         index = choice.reshape(-1, choice.shape[-1]).long()
-        if index.shape != weight.shape or not (self._settled or _are_ids(index, self.count)):
+        # Looked at once: a GPU would have to be waited for.
+        self._ids = self._ids or index.shape == weight.shape and _are_ids(index, self.count)
+        if index.shape != weight.shape or not self._ids:
             raise ValueError(
                 f"{self.path} takes a choice of shape {list(choice.shape)} that is neither "
                 f"[tokens, k] ids of {self.count} experts nor one-hot: it cannot be watched"
@@ -189,10 +197,14 @@ def _router(block: nn.Module, experts: nn.Module, count: int) -> nn.Module | Non
     fitting = []
     for module in block.children():
         near = [module, *module.children()]
-        own = [p for m in near for p in m.parameters(recurse=False)]
-        if module is not experts and any(p.dim() == 2 and p.shape[0] == count for p in own):
+        if module is not experts and any(_has_rows(m, count) for m in near):
             fitting.append(module)
     return min(fitting, key=lambda m: sum(p.numel() for p in m.parameters()), default=None)
+
+
+def _has_rows(module: nn.Module, count: int) -> bool:
+    own = module.parameters(recurse=False)
+    return any(p.dim() == 2 and p.shape[0] == count for p in own)
 
 
 # -- the gate --------------------------------------------------------------------------------------
@@ -262,7 +274,7 @@ def listen(
     handles = reader.listen(model, [block.path for block in natives.values()])
     for name, block in natives.items():
         record = partial(_record, block, name, reader, add)
-        handles.append(block.router.register_forward_hook(block.hear))
+        handles += [m.register_forward_hook(block.hear) for m in block.speakers]
         handles.append(block.experts.register_forward_pre_hook(record, with_kwargs=True))
     return _hooked(handles)
 
@@ -293,7 +305,7 @@ def substitute(
     for name in natives.keys() & recorded.keys():
         block = natives[name]
         hook = partial(_repeat, block, recorded[name])
-        handles.append(block.router.register_forward_hook(block.hear))
+        handles += [m.register_forward_hook(block.hear) for m in block.speakers]
         # Before all others, so that a watch sees what is carried out.
         pre = block.experts.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
         handles.append(pre)
