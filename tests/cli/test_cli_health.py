@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import moiety as package
 from moiety import cli
 from moiety.hf import loading
+from moiety.hf.examples import prepare
 from planted import KINDS, LAYER, planted, save, texts, tokenizer
 
 
@@ -110,6 +111,12 @@ def test_columns_of_tables_are_read(moiety, tmp_path, suffix):
     assert json.loads((out / "health.json").read_text())["examples"] == 8
 
 
+def test_the_folder_one_is_in_has_a_name(moiety, tmp_path, lines, monkeypatch):
+    monkeypatch.chdir(save(tmp_path / "mine", "olmoe"))
+    assert moiety("health", "--model", ".", "--data", lines, "--out", tmp_path / "out")[0] == 0
+    assert "Routing health of mine" in (tmp_path / "out/health.html").read_text()
+
+
 def test_options_change_what_is_read(moiety, tmp_path, lines):
     model, out = save(tmp_path / "m", "mixtral"), tmp_path / "out"
     given = ["health", "--model", model, "--data", lines, "--out", out]
@@ -174,6 +181,11 @@ def test_an_upcycled_model_is_measured_and_gives_padding_no_slot(moiety, tmp_pat
         ("a.doc", "x", "must be one of .txt, .jsonl"),
         ("a.jsonl", '{"text": "a"}\n{', "example 2: this is not JSON"),
         ("a.jsonl", '{"input_ids": "abc"}', "lists of token ids"),
+        ("a.csv", 'text\n"never closed', "a.csv cannot be read: Error tokenizing"),
+        ("a.csv", "", "a.csv cannot be read: No columns"),
+        ("a.parquet", "x", "a.parquet"),
+        ("a.npy", "", "a.npy holds no array that numpy can read"),
+        ("a.npz", "PK", "a.npz holds no array that numpy can read"),
     ],
 )
 def test_bad_data_is_one_sentence(moiety, tmp_path, name, content, said):
@@ -183,6 +195,44 @@ def test_bad_data_is_one_sentence(moiety, tmp_path, name, content, said):
     assert (code, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "examples"),
+    [
+        ('\ufeff{"text": "w1 w2"}\n{"text": "w3"}', 2),  # as some editors begin a file
+        ('{"text": "w1 \\ud800 w2"}', 1),  # half a pair of surrogates
+        ('{"input_ids": [2, 3]}\n[4]\n"x"', 1),
+    ],
+)
+def test_odd_lines_are_read(moiety, tmp_path, content, examples):
+    (tmp_path / "a.jsonl").write_text(content, encoding="utf-8")
+    model, out = save(tmp_path / "m", "olmoe"), tmp_path / "out"
+    code, _, err = moiety("health", "--model", model, "--data", tmp_path / "a.jsonl", "--out", out)
+    assert code == 0, err
+    assert json.loads((out / "health.json").read_text())["examples"] == examples
+
+
+def test_a_padding_token_that_the_model_does_not_have_is_not_used(tmp_path):
+    model = save(tmp_path / "m", "olmoe")
+    beyond = tokenizer()
+    beyond.add_special_tokens({"pad_token": "<new>"})
+    beyond.save_pretrained(model)
+    assert beyond.pad_token_id == 62  # of 0 … 61
+    given = prepare(loading.load_any(str(model)), str(model), "text", ["w1", "w1 w2"], 2, 8)
+    assert given.pad == 0
+    assert next(iter(given))["input_ids"].tolist() == [[3, 0], [3, 4]]
+
+
+def test_texts_are_cut_to_what_the_tokenizer_says_the_model_takes(tmp_path):
+    model = save(tmp_path / "m", "olmoe")
+    short = tokenizer()
+    short.model_max_length = 3
+    short.save_pretrained(model)
+    texts = ["w1 w2 w3 w4 w5"]
+    loaded = loading.load_any(str(model))
+    assert [len(row) for row in prepare(loaded, str(model), "text", texts, 2, 8).examples] == [3]
+    assert [len(row) for row in prepare(loaded, str(model), "text", texts, 2, 2).examples] == [2]
 
 
 def test_a_missing_file_and_a_folder_without_a_model_are_one_sentence(moiety, tmp_path, lines):

@@ -68,7 +68,7 @@ def command(
     repeat = ["--model", model, "--data", data, "--column", column, "--limit", limit]
     repeat += ["--batch-size", batch_size, "--max-length", max_length, "--device", device]
     again = f"moiety health {shlex.join(map(str, [*repeat, '--seed', seed]))}"
-    title = f"Routing health of {Path(model).name}"
+    title = f"Routing health of {Path(model).resolve().name}"
     tell(console, health)
     write_json(page.with_suffix(".json"), {**health.as_dict(), "settings": settings})
     typer.echo(f"The page: {health.page(page, title=title, settings=settings, command=again)}")

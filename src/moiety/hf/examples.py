@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -130,7 +132,11 @@ def prepare(
         pixels = size if isinstance(size, int) else None
         return Input(rows, batch_size, processor=load_image_processor(name), pixels=pixels)
     tokenizer = load_tokenizer(name)
-    longest = min(max_length, getattr(config, "max_position_embeddings", None) or max_length)
+    places = (
+        getattr(config, "max_position_embeddings", None),
+        getattr(tokenizer, "model_max_length", None),  # RoBERTa keeps two places for itself
+    )
+    longest = min(max_length, *(n for n in places if n))
     if kind == "text":
         if tokenizer is None:
             raise ValueError(
@@ -139,8 +145,10 @@ def prepare(
         rows = tokenise(rows, tokenizer, longest)
     rows = [row[:longest] for row in rows]
     check_ids(rows, config)
-    known = (getattr(owner, "pad_token_id", None) for owner in (tokenizer, config))
-    pad = next((id for id in known if id is not None), 0)
+    size = getattr(config, "vocab_size", None) or math.inf
+    known = [getattr(owner, "pad_token_id", None) for owner in (tokenizer, config)]
+    # Some tokenizers have a padding token that was never added to the model; padding is masked.
+    pad = next((id for id in known if id is not None and 0 <= id < size), 0)
     side = getattr(tokenizer, "padding_side", "right")
     return Input(rows, batch_size, tokenizer=tokenizer, pad=pad, side=side)
 
@@ -158,7 +166,7 @@ def check_ids(rows: list[list[int]], config: Any) -> None:
 
 
 def _lines(path: Path, limit: int) -> list[str]:
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
         return list(islice((line.strip() for line in file if line.strip()), limit))
 
 
@@ -171,7 +179,8 @@ def _jsonl(path: Path, column: str, limit: int) -> tuple[Kind, list[Any]]:
             raise ValueError(f"{path.name}, example {number}: this is not JSON") from None
     names = sorted({name for row in rows if isinstance(row, dict) for name in row})
     if column not in names and "input_ids" in names:
-        return "ids", [_ids(path, row["input_ids"]) for row in rows if row.get("input_ids")]
+        rows = [row for row in rows if isinstance(row, dict) and row.get("input_ids")]
+        return "ids", [_ids(path, row["input_ids"]) for row in rows]
     return "text", [_text(row.get(column)) for row in _having(path, column, names, rows)]
 
 
@@ -186,21 +195,26 @@ def _having(path: Path, column: str, names: Sequence[str], rows: list[Any]) -> l
 def _column(path: Path, column: str, limit: int) -> list[str]:
     import pandas
 
-    if path.suffix.lower() == ".parquet":
-        try:
+    try:
+        if path.suffix.lower() == ".parquet":
             table = pandas.read_parquet(path)
-        except ImportError:
-            raise ValueError("a .parquet file needs pyarrow: pip install 'moiety[lab]'") from None
-    else:
-        separator = "\t" if path.suffix.lower() == ".tsv" else ","
-        table = pandas.read_csv(path, sep=separator, nrows=limit)
+        else:
+            separator = "\t" if path.suffix.lower() == ".tsv" else ","
+            table = pandas.read_csv(path, sep=separator, nrows=limit)
+    except ImportError:
+        raise ValueError("a .parquet file needs pyarrow: pip install 'moiety[lab]'") from None
+    except ValueError as error:
+        first = str(error).splitlines()[0]
+        raise ValueError(f"{path.name} cannot be read: {first}") from None
     rows = table.head(limit).to_dict("records")
     return [_text(row[column]) for row in _having(path, column, [*map(str, table.columns)], rows)]
 
 
 def _text(value: Any) -> str:
-    # An empty cell of a table is a NaN.
-    return "" if value is None or value != value else str(value).strip()
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # an empty cell
+        return ""
+    # Half a pair of surrogates, which JSON may hold, is no text to a tokenizer.
+    return str(value).strip().encode("utf-8", "replace").decode()
 
 
 def _ids(path: Path, row: Any) -> list[int]:
@@ -210,7 +224,11 @@ def _ids(path: Path, row: Any) -> list[int]:
 
 
 def _images(path: Path, column: str) -> np.ndarray:
-    loaded = np.load(path, allow_pickle=False, mmap_mode="r" if path.suffix == ".npy" else None)
+    mapped: Any = "r" if path.suffix.lower() == ".npy" else None
+    try:
+        loaded = np.load(path, allow_pickle=False, mmap_mode=mapped)
+    except (ValueError, EOFError, BadZipFile):  # whose advice is to allow pickles
+        raise ValueError(f"{path.name} holds no array that numpy can read") from None
     if not isinstance(loaded, np.ndarray):
         fits = [n for n in loaded.files if loaded[n].ndim == 4 and loaded[n].dtype == np.uint8]
         name = column if column in loaded.files else fits[0] if len(fits) == 1 else None
