@@ -118,8 +118,8 @@ class Native:
                 index = torch.where(active, index, wanted)
             return index, active, ~active
         index = choice.reshape(-1, choice.shape[-1]).long()
-        # Looked at once: a GPU would have to be waited for.
-        self._ids = self._ids or index.shape == weight.shape and _are_ids(index, self.count)
+        if not self._ids and index.shape == weight.shape:
+            self._ids = _are_ids(index, self.count)  # once: a GPU has to be waited for
         if index.shape != weight.shape or not self._ids:
             raise ValueError(
                 f"{self.path} takes a choice of shape {list(choice.shape)} that is neither "

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .health import LayerHealth
 
 # With an even share of this many slots, an expert as good as the others goes without any with a
-# probability of e⁻²⁰: below it, an idle expert says nothing.
+# probability of e⁻²⁰: below it, an idle or a busy expert says nothing.
 ENOUGH = 20
 # Padding is worth a word if it goes elsewhere than text, and there is enough of it to matter.
 DISTANCE = 0.3  # total variation between where padding and where real tokens go
@@ -44,7 +44,7 @@ def dead(layer: LayerHealth) -> list[Finding]:
     if layer.static:
         text = f"the gate is the same for every token and leaves out {names}"
         return [Finding("static", layer.name, text, count)]
-    if layer.slots < ENOUGH * layer.experts:
+    if _few(layer):
         text = (
             f"{names} got no token, but {layer.tokens} tokens are too few to tell: "
             f"give at least {ENOUGH} slots an expert"
@@ -55,8 +55,7 @@ def dead(layer: LayerHealth) -> list[Finding]:
 
 def padding(layer: LayerHealth) -> list[Finding]:
     pad = layer.padding
-    few = layer.slots < ENOUGH * layer.experts
-    if few or pad.distance < DISTANCE or pad.shift < SHIFT:
+    if _few(layer) or pad.distance < DISTANCE or pad.shift < SHIFT:
         return []
     gets = "gets" if len(pad.preferred) == 1 else "get"
     text = (
@@ -69,14 +68,14 @@ def padding(layer: LayerHealth) -> list[Finding]:
 
 def collapse(layer: LayerHealth) -> list[Finding]:
     part = layer.effective / layer.experts
-    if part >= EFFECTIVE or layer.static or not layer.tokens:
+    if part >= EFFECTIVE or layer.static or _few(layer):
         return []
     text = f"the work is spread as if there were {layer.effective:.1f} of {layer.experts} experts"
     return [Finding("collapse", layer.name, text, 1 - part)]
 
 
 def overload(layer: LayerHealth) -> list[Finding]:
-    if layer.peak < OVERLOAD or layer.static:
+    if layer.peak < OVERLOAD or layer.static or _few(layer):
         return []
     busiest = layer.load.index(max(layer.load))
     text = (
@@ -97,6 +96,11 @@ def drops(layer: LayerHealth) -> list[Finding]:
 
 
 RULES = (dead, padding, collapse, overload, drops)
+
+
+def _few(layer: LayerHealth) -> bool:
+    """Whether chance alone would leave experts idle and overload others."""
+    return layer.slots < ENOUGH * layer.experts
 
 
 def _experts(ids: Sequence[int], most: int = 12) -> str:
