@@ -233,6 +233,20 @@ def test_white_space_of_tokens_is_visible():
     assert "none stands out" in html
 
 
+def test_tokens_that_cannot_be_seen_or_would_spoil_the_page_are_written_out():
+    shown = {
+        "\x00\x1b[31m": r"\x00\x1b[31m",
+        "\u202eabc": r"\u202eabc",  # would turn the rest of the line around
+        "\ud800": r"\ud800",
+        "a\ufffd": "#7",  # bytes of half a character
+        "x" * 5000: "x" * 40 + "…",
+        "é😀مرحبا": "é😀مرحبا",
+    }
+    tokens = [{"id": 7, "text": t, "count": 9, "lift": 2.0} for t in shown]
+    html = health(layer(typical=[tokens, []]))
+    assert re.findall("<code>(.+?)</code>", html)[: len(shown)] == list(shown.values())
+
+
 def test_padding_that_goes_where_text_goes_prefers_nobody():
     pad = layer()["padding"] | {"share": 0.3, "preferred": [0, 1], "to_preferred": 1.0}
     (row,) = parse(health(layer(padding=pad))).tables["What padding does to the balance"][1:]

@@ -64,7 +64,7 @@ class LayerSummary:
 class Routes:
     """What `watch` recorded. Layers are found by full name, or by a unique start or end of it."""
 
-    collects = True
+    collects = True  # False: the losses, and the graph behind them, are left to others
 
     def __init__(self, layers: list[str], keep: Keep) -> None:
         self.layers, self.keep = layers, keep
@@ -81,7 +81,7 @@ class Routes:
 
         Where padding was routed (native layers do that), its slots are counted apart.
         """
-        if terms:
+        if terms and self.collects:
             self._terms.append((name, terms))
         real = keep_real(routing, routing.mask)
         kept = None if self.keep == "load" else real

@@ -2,8 +2,12 @@
 
 import gc
 import json
+import os
 import re
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -216,6 +220,36 @@ def test_training_that_raises_leaves_no_watch_behind(tmp_path):
     assert [row["step"] for row in windows(tmp_path)] == [1, 2, 3]
 
 
+def test_a_process_that_ends_after_training_raised_is_silent(tmp_path):
+    # Native layers: to leave their watch is to tell the compiler, which is gone at the very end.
+    script = (
+        "import sys; from pathlib import Path; from test_callbacks import *\n"
+        "health = RoutingHealth(every=9)\n"
+        "run = trainer(Path(sys.argv[1]), health, planted('olmoe'), callbacks=[Fails()])\n"
+        "with pytest.raises(RuntimeError): run.train()"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_to_is_known_at_the_start(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    model, health = tiny(), RoutingHealth(out=tmp_path / "file")
+    run = trainer(tmp_path, health, model)
+    with pytest.raises(OSError, match="file"):
+        run.train()
+    assert run.state.global_step == 0
+    assert all(not layer._watchers for layer in moe_layers(model).values())
+    run.evaluate()
+
+
 def test_a_second_train_of_the_same_callback_begins_anew(tmp_path):
     model, health = tiny(), RoutingHealth(every=4)
     for _ in range(2):
@@ -266,6 +300,20 @@ def test_balance_losses_are_left_to_those_who_collect_them(tmp_path):
     # The layers themselves say that nobody collects; the watch of a health callback never does.
     assert not [text for text in said if "recorded but never collected" in text]
     assert len(said) == len(LAYERS)
+
+
+@pytest.mark.filterwarnings("ignore:balance losses")
+def test_no_graph_is_kept_when_a_model_is_used_after_training_raised(tmp_path):
+    model = tiny()
+    for layer in model.model.layers:
+        layer.mlp = moiety.MoE("switch", dim=16, hidden=8, experts=4, balance={"switch": 0.01})
+    health = RoutingHealth(every=9)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        trainer(tmp_path, health, model, callbacks=[Fails()]).train()
+    model(torch.zeros(1, 4, dtype=torch.long))
+    held = (vars(record) for _, record in health._routes.records)
+    assert not any(t.requires_grad for r in held for t in r.values() if t is not None)
+    assert health._routes.terms() == {}
 
 
 @pytest.mark.parametrize("words", [{"every": 0}, {"every": 1.5}, {"dead_after": 0}])

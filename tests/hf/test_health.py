@@ -391,6 +391,16 @@ def test_typical_tokens_are_written_by_the_tokenizer():
     assert {token.text for token in shown} <= set(WORDS)
 
 
+def test_a_tokenizer_may_write_what_no_file_can_hold(tmp_path):
+    class Odd:
+        def decode(self, ids):
+            return "\ud800"
+
+    health = measure(Planned(), BATCHES * 10, tokenizer=Odd())
+    assert {token.text for expert in only(health).typical for token in expert} == {"?"}
+    health.page(tmp_path / "page.html")
+
+
 def test_both_stacks_of_an_encoder_decoder_run():
     config = SwitchTransformersConfig(
         vocab_size=len(WORDS) + 2,

@@ -50,18 +50,19 @@ class RoutingHealth(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._leave()
+        self._routes = None
         if not state.is_world_process_zero:
             return
         self._go_first(inspect.currentframe())
-        watching = ExitStack()
-        self._routes = watching.enter_context(watch(kwargs["model"], keep="load"))
-        self._routes.collects = False  # who trains still has to see to the balance losses
-        # Training that raises never comes to its end: then the watch goes with this object.
-        self._leave = weakref.finalize(self, watching.close)
-        self._leave.atexit = False
         self._folder = Path(self.out or args.output_dir)
+        with ExitStack() as watching:
+            routes = watching.enter_context(watch(kwargs["model"], keep="load"))
+            routes.collects = False  # who trains still has to see to the balance losses
+            self._rows = self._resume(state.global_step)
+            # Training that raises never comes to its end: then the watch goes with this object.
+            self._leave = weakref.finalize(self, watching.pop_all().close)
+        self._routes = routes
         self._ranks = args.world_size
-        self._rows = self._resume(state.global_step)
         self._load: dict[str, list[float]] = {}
         self._since, self._counted = state.global_step, 0
         self._streak: Counter[tuple[str, int]] = Counter()
@@ -122,12 +123,10 @@ class RoutingHealth(TrainerCallback):
 
     def _count(self) -> None:
         if self._routes is not None:
-            self._routes.taken()  # the losses, and the graph behind them, are not ours to keep
             self._counted = len(self._routes.records)
 
     def _forget_evaluation(self) -> None:
         if self._routes is not None:
-            self._routes.taken()
             del self._routes.records[self._counted :]
 
     # -- windows --------------------------------------------------------------------------------
@@ -138,7 +137,6 @@ class RoutingHealth(TrainerCallback):
         row = {"step": step, "steps": step - self._since, "layers": layers}
         self._routes.clear()
         self._since, self._counted = step, 0
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         with open(self._file, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         self._load = {name: layer["load"] for name, layer in layers.items()}
@@ -164,10 +162,11 @@ class RoutingHealth(TrainerCallback):
         return self._folder / f"{NAME}.jsonl"
 
     def _resume(self, step: int) -> list[dict]:
-        """The windows before `step`; what a run that is repeated from there wrote after it goes."""
-        if not self._file.is_file():
-            return []
-        rows = list(_rows_until(self._file, step))
+        """The windows before `step`; what a run that is repeated from there wrote after it goes.
+
+        The file is there from now on, so that a folder nobody may write to is known at the start.
+        """
+        rows = _rows_until(self._file, step) if self._file.is_file() else []
         write_atomic(self._file, "".join(f"{json.dumps(row)}\n" for row in rows))
         return [_slim(row) for row in rows]
 

@@ -294,7 +294,11 @@ def _plain(table_EE: Tensor) -> list[list[float | None]]:
 def _written(typical: list[list[Typical]] | None, tokenizer: Any) -> list[list[Typical]] | None:
     if typical is None or tokenizer is None:
         return typical
+
+    def text(token: Typical) -> str:
+        # Half a pair of surrogates could not be written to a file.
+        return tokenizer.decode([token.id]).encode("utf-8", "replace").decode()
+
     return [
-        [dataclasses.replace(token, text=tokenizer.decode([token.id])) for token in expert]
-        for expert in typical
+        [dataclasses.replace(token, text=text(token)) for token in expert] for expert in typical
     ]

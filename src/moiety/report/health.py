@@ -12,6 +12,8 @@ from .table import Column, cells
 
 # Layers whose pairs and tokens are shown unfolded, and experts up to which pairs carry numbers.
 OPEN, NUMBERED = 2, 16
+LONGEST = 40  # characters of a token
+VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥"}
 MINOR = ("static", "little")  # worth saying, not wrong
 LAYERS = [
     Column("name", "Layer"),
@@ -163,7 +165,13 @@ def _typical(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _visible(text: str | None, id: int) -> str:
-    """A token with its white space made visible; its id where it has no text."""
-    if not text:
+    """A token with its white space and all that cannot be seen made visible; its id where it has no
+    text, or only some bytes of a character."""
+    if not text or "\ufffd" in text:
         return f"#{id}"
-    return text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return "".join(VISIBLE.get(c) or (c if c.isprintable() else _escaped(c)) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
