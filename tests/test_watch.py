@@ -2,15 +2,18 @@
 
 import math
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import moiety
 from helpers import D, E, F, feedforward
 from moiety import MoE, balance, build_router, replay, watch
+from moiety.watch import Routes
 
 
 class Block(nn.Module):
@@ -502,3 +505,30 @@ def test_no_losses_are_a_zero_tensor():
         layer(torch.randn(3, 8))
         assert routes.loss().item() == 0.0
     assert routes.terms() == {}
+
+
+@pytest.mark.parametrize("by", ["token", "expert", "all"])
+@pytest.mark.parametrize("mask", [None, torch.arange(6) < 4])
+def test_recording_never_waits_for_a_gpu(by, mask):
+    class Waits(TorchDispatchMode):
+        """Operations that read a tensor, or that copy a Python number to a device."""
+
+        seen: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            if op.overloadpacket.__name__ in ("_local_scalar_dense", "lift_fresh", "nonzero"):
+                self.seen.append(op.name())
+            return op(*args, **(kwargs or {}))
+
+    with Waits() as waits:
+        torch.ones(2)[0].item()
+    assert waits.seen  # the net holds
+    waits.seen.clear()
+    shape = {"token": (6, 2), "expert": (4, 3), "all": (1, 2)}[by]
+    index = torch.arange(math.prod(shape)).view(shape) % (6 if by == "expert" else 4)
+    words = {"index": index, "weight": torch.ones(shape), "by": by, "mask": mask}
+    routing = moiety.Routing(experts=4, tokens=6, probs=torch.rand(6, 4), **words)
+    for keep in ("load", "choice"):
+        with Waits():
+            Routes(["a"], keep).add("a", routing, {})
+    assert waits.seen == []

@@ -391,10 +391,26 @@ def test_typical_tokens_are_written_by_the_tokenizer():
     assert {token.text for token in shown} <= set(WORDS)
 
 
+def test_the_space_that_sentencepiece_leaves_out_is_shown():
+    class Pieces:
+        def convert_ids_to_tokens(self, id):
+            return {1: "▁cat", 2: "cat", 3: "▁"}[id]
+
+        def decode(self, ids):
+            return "".join(map(self.convert_ids_to_tokens, ids)).replace("▁", " ").removeprefix(" ")
+
+    health = measure(Planned(), BATCHES * 10, tokenizer=Pieces())
+    shown = {token.id: token.text for expert in only(health).typical for token in expert}
+    assert shown == {1: " cat", 2: "cat", 3: " "}
+
+
 def test_a_tokenizer_may_write_what_no_file_can_hold(tmp_path):
     class Odd:
         def decode(self, ids):
             return "\ud800"
+
+        def convert_ids_to_tokens(self, id):
+            return "x"
 
     health = measure(Planned(), BATCHES * 10, tokenizer=Odd())
     assert {token.text for expert in only(health).typical for token in expert} == {"?"}

@@ -28,7 +28,7 @@ from ..routing import Routing
 from ..routing.base import keep_real
 from ..watch import Routes, watch
 from .findings import Finding, find
-from .tally import Pair, Tally, Typical, Vocabulary
+from .tally import Pair, Tally, Typical, Vocabulary, written
 
 # A larger table of pairs is neither shown nor kept.
 TABLE = 64
@@ -248,7 +248,7 @@ def _layer(name: str, tally: Tally, vocabulary: Vocabulary, tokenizer: Any) -> L
         padding=_padding(load_E, slots, tally.padding_E),
         pairs=tally.top_pairs(),
         together=None if together_EE is None else _plain(together_EE),
-        typical=_written(tally.typical(vocabulary), tokenizer),
+        typical=written(tally.typical(vocabulary), tokenizer),
     )
 
 
@@ -289,16 +289,3 @@ def _fewest(share_E: Tensor, part: float) -> list[int]:
 def _plain(table_EE: Tensor) -> list[list[float | None]]:
     """Rounded numbers, and none for what is not one."""
     return [[None if math.isnan(v) else round(v, 3) for v in row] for row in table_EE.tolist()]
-
-
-def _written(typical: list[list[Typical]] | None, tokenizer: Any) -> list[list[Typical]] | None:
-    if typical is None or tokenizer is None:
-        return typical
-
-    def text(token: Typical) -> str:
-        # Half a pair of surrogates could not be written to a file.
-        return tokenizer.decode([token.id]).encode("utf-8", "replace").decode()
-
-    return [
-        [dataclasses.replace(token, text=text(token)) for token in expert] for expert in typical
-    ]

@@ -5,7 +5,8 @@ Nothing but counts is kept: E × E for pairs of experts, and E for every token i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -155,3 +156,18 @@ def _by_chance(sum_E: Tensor, rounds: int = 200) -> Tensor:
         a_E = (a_E * sum_E / others_E).sqrt()  # the mean of old and new: it does not oscillate
     chance_EE = a_E[:, None] * a_E[None, :]
     return chance_EE.fill_diagonal_(0.0)
+
+
+def written(typical: list[list[Typical]] | None, tokenizer: Any) -> list[list[Typical]] | None:
+    """Typical tokens with their texts, where there is a tokenizer."""
+    if typical is None or tokenizer is None:
+        return typical
+    return [[replace(token, text=_text(token.id, tokenizer)) for token in each] for each in typical]
+
+
+def _text(id: int, tokenizer: Any) -> str:
+    text = tokenizer.decode([id])
+    # SentencePiece leaves out the space before the first word of a text, which a lone token is.
+    if str(tokenizer.convert_ids_to_tokens(id)).startswith("▁") and not text.startswith(" "):
+        text = f" {text}"
+    return text.encode("utf-8", "replace").decode()  # no file holds half a pair of surrogates

@@ -142,7 +142,8 @@ class Routing:
     def real_tokens(self) -> Tensor:
         """The number of tokens that are not padding."""
         if self.mask is None:
-            return torch.tensor(self.tokens, device=self.index.device)
+            # Not `torch.tensor`, whose copy to a GPU waits for all that is queued there.
+            return torch.full((), self.tokens, device=self.index.device)
         return self.mask.sum()
 
     def dense(self) -> Tensor:
