@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 ORDER = [
     ["io", "cost", "report"],
     ["routing"],
-    ["experts"],
+    ["experts", "gates", "record"],
     ["moe"],
     ["tokens"],
     ["native"],

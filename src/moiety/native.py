@@ -7,10 +7,7 @@ into the experts, the logits on their way out of the router:
     with listen(model, blocks(model), lambda name, routing, terms: print(name, routing.load())):
         model(input_ids)
 
-Which gate makes the weights of the logits is found by trying the known ones at the first call: the
-softmax or the sigmoid of the logits, or the router's output as it is; renormalised over the chosen
-experts or not; times a constant. Where none fits, the routing has no gate.
-
+Which gate makes the weights of the logits is found out at the first call (see `gates`).
 Native layers route padding like text: `active` says what was computed, `mask` who is padding.
 A compiled model runs uncompiled meanwhile.
 """
@@ -19,9 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,25 +25,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
+from .gates import GATES, Rule, find_rule, tells
 from .moe import MoE, next_choice
 from .routing import Routing
 from .routing.base import recomputing
 from .tokens import Reader, Tokens
-
-GATES: dict[str, Callable[[Tensor], Tensor]] = {
-    "softmax": lambda scores_TE: scores_TE.softmax(-1),
-    "sigmoid": torch.sigmoid,
-    "as it is": lambda scores_TE: scores_TE,  # some routers give out probabilities
-}
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a block makes weights of its router's scores."""
-
-    gate: str
-    renormalise: bool
-    scale: float
 
 
 class Native:
@@ -132,7 +113,7 @@ class Native:
         if scores is None or not routing.tokens:
             return routing
         if not self._settled:
-            self.rule, self._settled = _find_rule(routing, exact), _tells(routing)
+            self.rule, self._settled = find_rule(routing, exact), tells(routing)
         if self.rule is None:
             return routing
         gate, rule = GATES[self.rule.gate](scores), self.rule
@@ -207,7 +188,7 @@ def _has_rows(module: nn.Module, count: int) -> bool:
     return any(p.dim() == 2 and p.shape[0] == count for p in own)
 
 
-# -- the gate --------------------------------------------------------------------------------------
+# -- reading tensors -------------------------------------------------------------------------------
 
 
 def _at_least_fp32(t: Tensor) -> Tensor:
@@ -220,32 +201,6 @@ def _are_ids(index: Tensor, count: int) -> bool:
     ordered = index.sort(-1).values
     repeats = (ordered[:, 1:] == ordered[:, :-1]).any()
     return not bool(repeats | (ordered >= count).any())
-
-
-@torch.no_grad()
-def _find_rule(r: Routing, exact: bool) -> Rule | None:
-    """The gate that explains the weights; `exact` where they were not rounded to half precision."""
-    assert r.scores is not None
-    tolerance, digits = (1e-4, 6) if exact else (2e-2, 3)
-    used, fitting = _used(r), []
-    weight = r.weight[used]
-    for gate in GATES if weight.numel() else ():
-        for renormalise in (False, True):
-            trial = Routing.choose(r.index, GATES[gate](r.scores), renormalise=renormalise)
-            base = trial.weight[used]
-            ratio = (weight / base)[base.abs() > 1e-6]
-            scale = float(f"{float(ratio.median()):.{digits}g}") if ratio.numel() else math.nan
-            gap = float((base * scale - weight).abs().max() / weight.abs().max())
-            if gap <= tolerance:  # not so where scale is NaN
-                fitting.append((scale != 1.0, gap, Rule(gate, renormalise, scale)))
-    return min(fitting, key=lambda f: f[:2])[2] if fitting else None
-
-
-def _tells(r: Routing) -> bool:
-    """Whether a call tells gates apart: all gates explain one slot, or scores that are all zero."""
-    assert r.scores is not None
-    spread = r.scores.detach().amax(-1) - r.scores.detach().amin(-1)
-    return r.index.numel() >= 8 and bool(spread.max() > 1e-3)
 
 
 # -- seeing and replaying --------------------------------------------------------------------------
@@ -326,14 +281,10 @@ def _repeat(
     chosen = live.chosen_by(recorded)
     if recorded.mask is not None:  # what padding did was not kept
         real = recorded.mask[:, None]
-        active = torch.where(real, _used(chosen), _used(live))
+        active = torch.where(real, chosen.used(), live.used())
         chosen = chosen.replace(
             index=torch.where(real, chosen.index, live.index),
             weight=torch.where(real, chosen.weight, live.weight),
             active=active,
         )
     return block.call_with(chosen, args, kwargs)
-
-
-def _used(r: Routing) -> Tensor:
-    return torch.ones_like(r.index, dtype=torch.bool) if r.active is None else r.active

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..record import LayerSummary
 from ..routing import Routing
-from ..watch import LayerSummary
 
 # A token counts as typical of an expert, and a pair as a pair, from this many tokens on.
 LEAST = 5

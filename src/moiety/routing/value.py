@@ -133,11 +133,15 @@ class Routing:
         index, weight = self.index.expand(shape), self.weight.expand(shape)
         return self.replace(index=index, weight=weight, active=active, by="token")
 
+    def used(self) -> Tensor:
+        """Bool, as `index` (by token for a static gate): slots worked on."""
+        r = self.by_token()
+        return torch.ones_like(r.index, dtype=torch.bool) if r.active is None else r.active
+
     def chosen(self) -> Tensor:
         """Bool, as `index` (by token for a static gate): slots chosen, dropped ones included."""
         r = self.by_token()
-        chosen = torch.ones_like(r.index, dtype=torch.bool) if r.active is None else r.active
-        return chosen if r.dropped is None else chosen | r.dropped
+        return r.used() if r.dropped is None else r.used() | r.dropped
 
     def real_tokens(self) -> Tensor:
         """The number of tokens that are not padding."""
@@ -160,8 +164,7 @@ class Routing:
     def choice(self) -> Tensor:
         """`[T, E]` bool: which experts work for which token."""
         r = self.by_token()
-        used = torch.ones_like(r.index, dtype=torch.bool) if r.active is None else r.active
-        ones = dataclasses.replace(r, weight=used.to(torch.float32))
+        ones = dataclasses.replace(r, weight=r.used().to(torch.float32))
         return ones.dense() > 0
 
     def load(self) -> Tensor:
@@ -174,9 +177,7 @@ class Routing:
 
     def _count(self, dropped: bool) -> Tensor:
         r = self.by_token()
-        used = r.chosen() if dropped else r.active
-        if used is None:
-            used = torch.ones_like(r.index, dtype=torch.bool)
+        used = r.chosen() if dropped else r.used()
         if r.by == "expert":
             return used.sum(1)
         zero = torch.zeros(self.experts, dtype=torch.long, device=r.index.device)
