@@ -1,8 +1,10 @@
 """Upcycled models in training: what `outputs.loss` holds, and when."""
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -320,6 +322,18 @@ def test_a_copy_has_losses_and_masks_of_its_own(copied):
                 p.mul_(9)
     assert not torch.allclose(twin(**batch).loss, want)
     torch.testing.assert_close(model(**batch).loss, want)
+
+
+def test_a_model_that_is_deleted_is_gone_at_once():
+    model, batch = sparse("llama")
+    model(**batch).loss.backward()
+    gone = weakref.ref(model), weakref.ref(model.model.layers[0].mlp.moe)
+    gc.disable()  # it would free what holds itself, some time, and a GPU does not wait for it
+    try:
+        del model
+        assert [ref() for ref in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 def with_copied_layers():

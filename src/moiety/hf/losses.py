@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from ..routing import Routing
 class Losses:
     """Takes the weighted losses of a model's layers while its forward runs."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module | None = None) -> None:
+        # Weak, so that a model that is no longer used frees its memory at once.
+        self._model = None if model is None else weakref.ref(model)
         self.collects = False  # a layer that is called past its model finds that nobody does
         self.terms: list[Tensor] = []
         self.told: Told | None = None
@@ -26,8 +28,14 @@ class Losses:
         """A copy of the model has its own; a copied layer still tells those of its model (peft
         puts such copies into the model).
         """
-        copied = memo.get(id(self.model))
-        return self if copied is None else memo.setdefault(id(self), Losses(copied))
+        model = None if self._model is None else self._model()
+        if model is not None and id(model) not in memo:
+            return self
+        copied = memo[id(self)] = Losses(None if model is None else memo[id(model)])
+        return copied
+
+    def __reduce__(self) -> tuple:
+        return Losses, ()  # what is collected belongs to one call
 
     def add(self, name: str, routing: Routing, terms: dict[str, Tensor]) -> None:
         if self.collects:
