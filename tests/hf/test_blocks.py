@@ -195,6 +195,28 @@ def test_what_fits_no_formula_is_found_as_a_module():
         assert receipt(low).gap == 0
 
 
+class Scaled(nn.Module):
+    """A block whose answer is scaled by what starts at one, and so does not show in numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(D, H), nn.Linear(H, D)
+        self.scale = nn.Parameter(torch.ones(D))
+
+    def forward(self, x):
+        return self.scale * self.b(F.gelu(self.a(x)))
+
+
+def test_what_else_a_module_learns_is_not_lost():
+    x = torch.randn(2, 8, D)
+    model = nn.Sequential(nn.LayerNorm(D), Scaled())
+    moe = upcycle(model, experts=3, probe=x)
+    with torch.no_grad():
+        model[1].scale.mul_(2)
+        moe[1].scale.mul_(2)
+    assert torch.allclose(moe(x), model(x), atol=1e-5)
+
+
 def test_dropouts_are_kept_inside_and_after():
     (block,) = found(nn.Sequential(Around("dropouts")), torch.randn(2, 8, D))
     assert (block.dropout, block.after) == (0.2, 0.3)

@@ -10,7 +10,7 @@ from transformers import (
 )
 
 from moiety import watch
-from moiety.hf.upcycle import upcycle
+from moiety.hf.upcycle import receipt, upcycle
 
 peft = pytest.importorskip("peft")
 
@@ -19,18 +19,34 @@ MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0]]
 BATCH = {"input_ids": IDS, "attention_mask": MASK, "labels": IDS.masked_fill(MASK == 0, -100)}
 
 
-def sparse(**options):
+def dense():
     torch.manual_seed(0)
     config = LlamaConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=2, vocab_size=32,
                          num_attention_heads=2, num_key_value_heads=1, pad_token_id=0)  # fmt: skip
-    model = LlamaForCausalLM(config)
-    return upcycle(model, experts=4, k=2, balance={"switch": 0.5}, **options).train()
+    return LlamaForCausalLM(config)
+
+
+def sparse(**options):
+    return upcycle(dense(), experts=4, k=2, balance={"switch": 0.5}, **options).train()
 
 
 def adapted(model, **words):
     config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, task_type="CAUSAL_LM",
                              init_lora_weights=False, **words)  # fmt: skip
     return peft.get_peft_model(model, config).train()
+
+
+@pytest.mark.parametrize("where", [["q_proj"], ["down_proj"]])
+def test_adapters_come_after_experts_or_are_merged_before(where):
+    config = peft.LoraConfig(target_modules=where, init_lora_weights=False)
+    with pytest.raises(ValueError, match="upcycle it first"):
+        upcycle(peft.get_peft_model(dense(), config))
+    merged = peft.get_peft_model(dense(), config).merge_and_unload()
+    assert len(receipt(upcycle(merged)).layers) == 2
+    model = dense()
+    model.add_adapter(config)
+    with pytest.raises(ValueError, match="upcycle it first"):
+        upcycle(model)
 
 
 def train(model, steps=2):

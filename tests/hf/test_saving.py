@@ -587,6 +587,15 @@ def test_other_folders_are_refused_in_one_sentence(tmp_path):
         moiety.save(upcycled("bert"), tmp_path / "config.json")
 
 
+def test_other_weights_in_the_folder_stay(tmp_path):
+    moiety.save(upcycled("bert"), tmp_path, max_shard_size="10KB")
+    (tmp_path / "model_best.safetensors").write_text("of somebody else")
+    moiety.save(upcycled("bert"), tmp_path)
+    left = {p.name for p in tmp_path.glob("*.safetensors*")}
+    assert left == {SINGLE, "model_best.safetensors"}
+    moiety.load(tmp_path)
+
+
 def test_an_interrupted_save_leaves_nothing_that_loads(tmp_path, monkeypatch):
     moiety.save(upcycled("bert"), tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -245,6 +245,7 @@ WRONG = {
     "too many layers": ({"layers": "last:6"}, "'last:6' does not fit: the model has 5"),
     "every sixth": ({"layers": "every:6"}, "picks none of 5|does not fit"),
     "position": ({"layers": [7]}, "there is no block 7: the model has 5"),
+    "half a layer": ({"layers": 1.5}, "words, patterns and positions, got 1.5"),
     "a float": ({"layers": [0.5]}, "words, patterns and positions, got 0.5"),
     "no experts": ({"experts": 0}, "experts must be a whole number, at least 1, got 0"),
     "half an expert": ({"experts": 1.5}, "experts must be a whole number"),
@@ -301,6 +302,57 @@ def test_padding_that_leaks_is_refused_before_anything_changes():
         upcycle(model, inplace=True, experts=4)
     assert dict(model.named_modules()) == modules
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
+def test_a_compiled_or_parallel_model_is_asked_for_itself(wrap):
+    with pytest.raises(ValueError, match="upcycle the model itself"):
+        upcycle(wrap(zoo.make("llama")))
+    compiled = zoo.make("llama")
+    compiled.compile()
+    with pytest.raises(ValueError, match="upcycle the model itself"):
+        upcycle(compiled)
+
+
+class Int8(nn.Linear):
+    """A quantised linear map, as the libraries write it: another weight under the same name."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=False)
+        self.scale = linear.weight.detach().abs().max().item() / 127
+        weight = (linear.weight.detach() / self.scale).round().to(torch.int8)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.weight.to(x.dtype) * self.scale).t()
+
+
+def test_quantised_blocks_take_low_rank_experts_only():
+    model = zoo.make("llama")
+    mlp = model.model.layers[-1].mlp
+    mlp.down_proj = Int8(mlp.down_proj)
+    modules = dict(model.named_modules())
+    with pytest.raises(ValueError, match=r'down_proj is quantised.*init="low-rank"'):
+        upcycle(model, inplace=True)
+    assert dict(model.named_modules()) == modules
+    assert receipt(upcycle(model, **STARTS["switch"])).gap == 0
+
+
+@pytest.mark.parametrize("init", ["copy", "low-rank"])
+def test_an_outer_map_of_another_type(init):
+    model = zoo.make("t5").bfloat16()
+    for name, part in model.named_modules():
+        if name.endswith(".wo"):  # transformers keeps these in fp32 beside half precision
+            part.float()
+    moe = upcycle(model, experts=4, init=init)
+    assert {p.dtype for _, m in mixtures(moe) for p in m.moe.router.parameters()} == {
+        torch.bfloat16
+    }
+
+
+def test_a_vocabulary_of_special_tokens_alone():
+    words = {**zoo.TEXT, "vocab_size": 1, "bos_token_id": 0, "eos_token_id": 0}
+    assert receipt(upcycle(T.BertModel(T.BertConfig(**words)), experts=4)).gap < KEPT
 
 
 def test_what_is_no_model_or_has_no_weights():

@@ -22,6 +22,8 @@ from transformers.pytorch_utils import Conv1D
 from .probe import Probe, evaluating
 from .trace import Call, Trace, record
 
+FEW = 8  # rows of a probe
+
 
 @dataclass
 class Block:
@@ -92,13 +94,16 @@ def _match(model: nn.Module, trace: Trace, before: list[Call], outer: Call) -> B
     reads = [list(r) for n in (1, 2) for r in itertools.combinations(inner, n)][::-1]
     acts = _activations(model, trace, outer, inner[0].start if inner else outer.start)
     h = outer.x.reshape(-1, hidden)
+    few, scale = h[:FEW], h.double().abs().max()  # a few rows tell most wrong formulas
     best: tuple[float, list[Call], bool, bool, Callable] | None = None
-    for act in acts:
-        for read in reads:
-            for gated, swapped, value in _formulas(read, hidden, act):
-                away = _distance(value, h)
-                if away <= _rounding(h) and (best is None or away < best[0]):
-                    best = away, read, gated, swapped, act
+    for act, read in itertools.product(acts, reads):
+        tried = (_distance(value, few, scale) for *_, value in _formulas(read, hidden, act, FEW))
+        if not any(away <= _rounding(h) for away in tried):
+            continue
+        for gated, swapped, value in _formulas(read, hidden, act):
+            away = _distance(value, h)
+            if away <= _rounding(h) and (best is None or away < best[0]):
+                best = away, read, gated, swapped, act
         if best is not None and best[0] == 0:
             break
     name = None if best is None else activation_name(best[-1])
@@ -125,15 +130,19 @@ def _match(model: nn.Module, trace: Trace, before: list[Call], outer: Call) -> B
     )
 
 
-def _formulas(read: list[Call], hidden: int, act: Callable) -> Iterator[tuple[bool, bool, Tensor]]:
+def _formulas(
+    read: list[Call], hidden: int, act: Callable, rows: int | None = None
+) -> Iterator[tuple[bool, bool, Tensor]]:
     """(gated, swapped, value) of each way to make h from what the inner maps gave."""
-    outs = [c.y.reshape(-1, c.y.shape[-1]) for c in read]
+    outs = [c.y.reshape(-1, c.y.shape[-1])[:rows] for c in read]
     if len(outs) == 1 and outs[0].shape[1] == hidden:
         yield False, False, _try(act, outs[0])
         return
     if len(outs) == 1 and outs[0].shape[1] == 2 * hidden:
         a, b = outs[0].chunk(2, -1)
-    elif len(outs) == 2 and all(o.shape[1] == hidden for o in outs) and _same_input(*read):
+    elif (
+        len(outs) == 2 and all(o.shape[1] == hidden for o in outs) and _equal(read[0].x, read[1].x)
+    ):
         a, b = outs
     else:
         return
@@ -215,10 +224,14 @@ def _same_state(a: nn.Module, b: nn.Module) -> bool:
 def _owner(trace: Trace, read: list[Call], outer: Call, x: Tensor) -> Call | None:
     """The smallest module that reads x and answers what the outer map answers."""
     start = min(c.start for c in read)
+    maps = {p for c in (*read, outer) for p in c.module.parameters()}
     around = [c for c in trace.calls if c.start < start and c.end > outer.end]
     for call in sorted(around, key=lambda c: c.end - c.start):
         if _replaceable(call) and _equal(call.x, x) and _equal(call.y, outer.y):
-            return call
+            # What else it may learn (a scale that starts at one) would be lost with it.
+            inside = [c.module for c in trace.calls if call.start <= c.start and c.end <= call.end]
+            own = {p for m in inside for p in m.parameters(recurse=False)}
+            return call if own <= maps else None
     return None
 
 
@@ -264,10 +277,6 @@ def _rows(t: Tensor) -> int:
     return t.shape[:-1].numel()
 
 
-def _same_input(a: Call, b: Call) -> bool:
-    return _equal(a.x, b.x)
-
-
 def _equal(a: Tensor, b: Tensor) -> bool:
     return a.numel() == b.numel() and bool((a.reshape(-1) == b.reshape(-1)).all())
 
@@ -277,9 +286,10 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and _distance(a, b) <= _rounding(b)
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
+def _distance(a: Tensor, b: Tensor, scale: Tensor | None = None) -> float:
     """The largest difference, in units of the largest value; infinite where one is NaN."""
-    away = (a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-300)
+    scale = b.double().abs().max() if scale is None else scale
+    away = (a.double() - b.double()).abs().max() / scale.clamp(min=1e-300)
     return float(away.nan_to_num(torch.inf))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from torch import nn
@@ -24,7 +24,7 @@ def select(
         )
     if layers is None or layers == "all":
         return blocks
-    if isinstance(layers, (str, int)):
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
         layers = [layers]
     chosen: list[Block] = []
     for word in layers:

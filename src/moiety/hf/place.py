@@ -221,7 +221,7 @@ def rebuild(model: nn.Module, described: dict[str, Any]) -> Mixed:
     _check_place(model, block)
     dense = dense_module(model, block)
     was = shape_of(dense)
-    like = next(p for p in model.get_submodule(block.outer).parameters())
+    like = next(p for p in model.get_submodule(block.inner[0]).parameters())
     dtype = like.dtype if like.is_floating_point() else None
     # A router is small, and parts of it (what is not saved with it) are only right when it is
     # really built.

@@ -190,7 +190,7 @@ def _ids(config: Any, seed: int = 0) -> Tensor:
     special = {getattr(config, f"{w}_token_id", None) for w in ("pad", "eos", "bos", "mask")}
     listed = {i for s in special for i in (s if isinstance(s, list) else [s])}
     size = getattr(config, "vocab_size", None) or 4096  # models of bytes and characters name none
-    plain = [i for i in range(min(size, 4096)) if i not in listed]
+    plain = [i for i in range(min(size, 4096)) if i not in listed] or [0]
     length = min(LENGTH, _positions(config))
     generator = torch.Generator().manual_seed(seed)
     pick = torch.randint(len(plain), (BATCH, length), generator=generator)

@@ -34,23 +34,22 @@ from .transformers_hook import (
     check_sizes,
     finish,
     here,
+    mark,
     put_buffer,
     receipt_words,
 )
-from .weights import Stored, check_digests, digests, numbers, stored, tensors_of, weight_files
+from .weights import (
+    WRITTEN,
+    Stored,
+    check_digests,
+    digests,
+    numbers,
+    stored,
+    tensors_of,
+    weight_files,
+)
 
 CONFIG = "config.json"
-
-
-def mark(model: PreTrainedModel) -> None:
-    """Let the model's config say which mixtures it holds, now and when it is saved.
-
-    Not that of a model with a quantised base: there the place is taken, and `save` refuses.
-    """
-    said: Any = getattr(model.config, "quantization_config", None)
-    read = isinstance(said, dict) and said.get("quant_method") == METHOD  # by AutoConfig
-    if said is None or read or isinstance(said, MixtureConfig):
-        model.config.quantization_config = MixtureConfig.of(model)
 
 
 # -- save ------------------------------------------------------------------------------------------
@@ -75,8 +74,9 @@ def save(model: nn.Module, dir: str | os.PathLike[str], max_shard_size: str = "5
         said = config if config.get("format") == METHOD else config["quantization_config"]
         said["files"] = digests(weight_files(new))
         (folder / CONFIG).unlink(missing_ok=True)
-        for old in folder.glob("model*.safetensors*"):
-            old.unlink()
+        for old in folder.iterdir():
+            if WRITTEN.fullmatch(old.name):
+                old.unlink()
         for file in new.iterdir():
             file.replace(folder / file.name)
         write_json(folder / CONFIG, config)

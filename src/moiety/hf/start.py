@@ -71,7 +71,7 @@ class Start:
     def layer(self, block: Block, model: nn.Module) -> MoE:
         """The mixture for one block of a model, on its device and in its type."""
         experts = self._experts(block, model)
-        like = next(p for p in model.get_submodule(block.outer).parameters())
+        like = next(p for p in model.get_submodule(block.inner[0]).parameters())  # reads the tokens
         dtype = like.dtype if like.is_floating_point() else torch.float32  # a quantised base
         layer = MoE(self.router, experts, **self.options)
         layer.router.to(like.device, dtype)

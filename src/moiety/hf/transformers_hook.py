@@ -82,6 +82,17 @@ def _unpickle(words: dict[str, Any]) -> MixtureConfig:
     return MixtureConfig(**words)
 
 
+def mark(model: PreTrainedModel) -> None:
+    """Let the model's config say which mixtures it holds, now and when it is saved.
+
+    Not that of a model with a quantised base: there the place is taken, and `save` refuses.
+    """
+    said: Any = getattr(model.config, "quantization_config", None)
+    read = isinstance(said, dict) and said.get("quant_method") == METHOD  # by AutoConfig
+    if said is None or read or isinstance(said, MixtureConfig):
+        model.config.quantization_config = MixtureConfig.of(model)
+
+
 class MixtureBuilder(HfQuantizer):
     """Puts mixtures into a model before its weights are loaded, and checks them afterwards."""
 

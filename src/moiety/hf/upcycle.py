@@ -12,21 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .. import cost, tokens
 from ..experts import Experts, LowRank
 from ..watch import Routes, watch
-from .blocks import Block, find_blocks
+from .blocks import Block, find_blocks, weight_of
 from .causal import refuse_noncausal
 from .layers import select
 from .losses import join_losses
 from .padding import leak
 from .place import dense_module, mixtures, place, shape_of
 from .probe import Probe, evaluating, gap, make_probe
-from .saving import mark
 from .start import Init, Start
+from .transformers_hook import mark
 
 # A gap beyond what rounding makes of an unchanged function, in a deep model.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-1, torch.bfloat16: 5e-1}
@@ -100,6 +101,7 @@ def upcycle(
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"upcycle takes a module, got {type(model).__name__}")
+    _refuse_wrapped(model)
     if k is not None:
         options["k"] = k
     start = Start(
@@ -109,6 +111,8 @@ def upcycle(
     blocks = select(find_blocks(model, inputs), layers, model)
     for block in blocks:  # everything is checked before anything changes
         start.check(block, exact)
+        if init != "low-rank" and block.activation is not None:
+            _refuse_quantised(model, block)
     if not allow_noncausal:
         refuse_noncausal(model, inputs, blocks, start.empty(blocks[0]))
     padded = inputs.padded(model) if probe is None else None
@@ -160,6 +164,31 @@ def receipt(model: nn.Module) -> Receipt:
     if found is None:
         raise ValueError(f"this {type(model).__name__} was not made by moiety.upcycle")
     return found
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    inner = extract_model_from_parallel(model, keep_torch_compile=False)
+    if inner is not model or model._compiled_call_impl is not None:
+        raise ValueError(
+            f"this {type(inner).__name__} is compiled or wrapped to run in parallel: upcycle the "
+            "model itself, and compile or wrap the result"
+        )
+    wrapper = hasattr(model, "peft_config") and not isinstance(model, PreTrainedModel)
+    if wrapper or any(hasattr(m, "adapter_layer_names") for m in model.modules()):
+        raise ValueError(
+            "the model has adapters of peft, which experts would not keep: upcycle it first and "
+            "add adapters to the result, or merge them before (merge_and_unload)"
+        )
+
+
+def _refuse_quantised(model: nn.Module, block: Block) -> None:
+    for name in (*block.inner, block.outer):
+        weight = weight_of(model.get_submodule(name))
+        if not weight.is_floating_point() or weight.element_size() < 2:
+            raise ValueError(
+                f"{name} is quantised ({weight.dtype}), and experts are not made of such weights: "
+                'take init="low-rank", which keeps the block as it is'
+            )
 
 
 def _copy(model: nn.Module, blocks: list[Block], init: str) -> nn.Module:
