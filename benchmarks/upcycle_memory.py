@@ -66,7 +66,7 @@ def measured(run: Callable[[], Any], device: str) -> tuple[Any, dict[str, float]
     """What `run` returns, its seconds, and on a GPU its peak of memory, all that lives included."""
     if device == "cuda":
         torch.cuda.synchronize()
-        gc.collect()  # hooks and modules hold each other, so a model goes only now
+        gc.collect()  # what an earlier case has left
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
