@@ -56,4 +56,3 @@ def __getattr__(name: str) -> Any:
     from . import hf
 
     return getattr(hf, name)
-

@@ -14,6 +14,7 @@ import moiety as package
 from moiety import cli
 from moiety.hf import loading
 from moiety.hf.examples import prepare
+from moiety.hf.transformers_hook import METHOD
 from planted import KINDS, LAYER, planted, save, texts, tokenizer
 
 
@@ -293,7 +294,7 @@ def test_only_classes_of_transformers_are_used(tmp_path):
 def test_what_moiety_saved_is_loaded_by_moiety(tmp_path, monkeypatch):
     save(tmp_path / "m", "mixtral")
     config = json.loads((tmp_path / "m/config.json").read_text())
-    config["quantization_config"] = {"quant_method": "moiety"}
+    config["quantization_config"] = {"quant_method": METHOD}
     (tmp_path / "m/config.json").write_text(json.dumps(config))
     monkeypatch.setattr("moiety.hf.saving.load", lambda folder: ("ours", folder))
     assert loading.load_any(str(tmp_path / "m")) == ("ours", str(tmp_path / "m"))

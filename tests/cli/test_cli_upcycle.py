@@ -66,6 +66,43 @@ def test_a_model_becomes_a_complete_folder_with_the_same_outputs(moiety, llama, 
     assert tokenizer("a b")["input_ids"] == [1, 2]
 
 
+def test_the_model_itself_is_never_written_over(moiety, llama):
+    before = (llama / "config.json").read_bytes()
+    for more in (["--force"], ["--dry-run"]):
+        code, _, err = moiety("upcycle", "--model", llama, "--out", llama, *more)
+        assert code == 2
+        assert "is the model itself" in err
+    assert (llama / "config.json").read_bytes() == before
+
+
+def test_a_wrong_word_is_found_before_weights_are_read(moiety, llama, tmp_path):
+    for words, message in (
+        (["--k", 9], "k = 9"),
+        (["--router", "topk"], "did you mean top-k"),
+        (["--option", "ballance=1"], "did you mean balance"),
+    ):
+        code, text, err = moiety("upcycle", "--model", llama, "--out", tmp_path / "m", *words)
+        assert code == 2
+        assert message in err
+        assert "Loading" not in text
+
+
+def test_a_model_without_a_head_is_told_how_to_get_one(moiety, tmp_path):
+    config = transformers.BertConfig(**SMALL, intermediate_size=24)
+    folder = write(transformers.BertModel(config), tmp_path / "bert")
+    code, text, _ = moiety("upcycle", "--model", folder, "--out", tmp_path / "m", "--experts", 2)
+    assert code == 0
+    assert "AutoModelForSequenceClassification.from_pretrained(" in text
+
+
+def test_a_dry_run_of_a_model_with_experts_says_so(moiety, tmp_path):
+    config = transformers.MixtralConfig(**SMALL, intermediate_size=24, num_key_value_heads=1)
+    folder = write(transformers.MixtralForCausalLM(config), tmp_path / "mixtral")
+    code, _, err = moiety("upcycle", "--model", folder, "--dry-run")
+    assert code == 2
+    assert "has experts of its own" in err
+
+
 def test_every_option_reaches_the_model(moiety, llama, tmp_path):
     words = ["--experts", 6, "--router", "noisy-top-k", "--k", 3, "--layers", "0"]
     words += ["--layers", "*.3.mlp", "--init", "noise", "--amount", 0.1, "--no-exact"]

@@ -323,3 +323,11 @@ def test_a_dense_model_and_foreign_routes_are_refused():
         other(torch.arange(8)[None])
     with pytest.raises(ValueError, match=r"routes hold no call of model.layers.0.mlp.moe"):
         to_dense(one, by="usage", routes=routes)
+
+
+def test_learned_corrections_are_not_dropped_in_silence():
+    model = upcycle(bert(), experts=2, k=1, init="low-rank")
+    to_dense(model)  # as they started: nothing to lose
+    moved(model)
+    with pytest.warns(UserWarning, match="what the low-rank experts of .* have learned is left"):
+        to_dense(model)

@@ -257,6 +257,7 @@ WRONG = {
         "router must be a name",
     ),
     "option": ({"temprature": 1}, "router 'top-k' has no option 'temprature'"),
+    "misspelt": ({"expert": 4}, r"no option 'expert'; did you mean experts\?"),
     "k of switch": ({"router": "switch", "k": 2}, "router 'switch' has no option 'k'"),
     "init": ({"init": "lowrank"}, "init must be one of copy, noise, reinit, split, low-rank"),
     "amount": ({"amount": 0.1}, "amount is about noise and reinit, not about 'copy'"),

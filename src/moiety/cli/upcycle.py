@@ -36,8 +36,10 @@ def command(
     model: Annotated[str, typer.Option(help="Folder of a saved model, or its id on the hub.")],
     out: Annotated[Path, typer.Option(help="Folder of the new model.")] = Path("out/upcycled"),
     experts: Annotated[int, typer.Option(min=1, help="Experts of a block.")] = 8,
-    router: Annotated[str, typer.Option(help="Such as top-k, switch or cosine.")] = "top-k",
-    k: Annotated[int | None, typer.Option(min=1, help="Experts a token.")] = None,
+    router: Annotated[
+        str, typer.Option(help="Such as top-k, cosine or softmax (with low-rank: any).")
+    ] = "top-k",
+    k: Annotated[int | None, typer.Option(min=1, help="Experts a token; most routers: 2.")] = None,
     layers: Annotated[
         list[str] | None,
         typer.Option(
@@ -46,10 +48,15 @@ def command(
         ),
     ] = None,
     init: Annotated[Init, typer.Option(help="How experts start from the dense block.")] = "copy",
-    rank: Annotated[int | None, typer.Option(help="Of low-rank experts; 8.")] = None,
-    shards: Annotated[int | None, typer.Option(help="Parts of a block, for split.")] = None,
-    amount: Annotated[float | None, typer.Option(help="For noise and reinit.")] = None,
-    capacity_factor: Annotated[float | None, typer.Option(help="Limit of an expert.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Rank of low-rank experts; 8.")] = None,
+    shards: Annotated[int | None, typer.Option(help="Parts a block is split into; k.")] = None,
+    amount: Annotated[
+        float | None, typer.Option(help="How much noise (0.01) or reinit (0.5) changes.")
+    ] = None,
+    capacity_factor: Annotated[
+        float | None,
+        typer.Option(help="How many tokens an expert takes, relative to an even share; no limit."),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(help="Of router or layer, as name=value; may be repeated."),
@@ -81,6 +88,7 @@ def command(
     limits = {"layers": chosen, "exact": exact, "allow_noncausal": allow_noncausal}
     asked = {"router": router, "experts": experts, "init": init}
     asked |= {"rank": rank, "shards": shards, "amount": amount}
+    refuse_same(model, out)
     if dry_run:
         from ..hf.plan import plan
 
@@ -89,6 +97,7 @@ def command(
             tell_plan(console, plan(model, asked, options, **limits), asked)
         return
     check_out(out, force)
+    check_words(asked, options)
     with seeded(seed, where):
         typer.echo(f"Loading {model} …")
         loaded = load(model, dtype, where)
@@ -97,7 +106,24 @@ def command(
             proof = apply(loaded, **asked, **limits, **options)
     typer.echo(f"Saving to {out} …")
     save(loaded, model, out)
-    tell(console, proof, out)
+    tell(console, proof, out, names_loss(loaded))
+
+
+def refuse_same(model: str, out: Path) -> None:
+    if Path(model).is_dir() and Path(model).resolve() == out.resolve():
+        raise ValueError(f"--out {out} is the model itself, whose dense weights would be lost")
+
+
+def check_words(asked: dict[str, Any], options: dict[str, Any]) -> None:
+    """Raise for a wrong router, option or start before any weights are read."""
+    from ..hf.start import Start
+
+    Start(**asked, options=options, frozen=None).try_out()
+
+
+def names_loss(model: nn.Module) -> bool:
+    """Whether the model has a head that computes a loss."""
+    return "labels" in inspect.signature(model.forward).parameters
 
 
 def read_options(given: list[str]) -> dict[str, Any]:
@@ -181,7 +207,7 @@ def readers(name: str) -> Iterator[Any]:
             yield AutoFeatureExtractor.from_pretrained(name)
 
 
-def tell(console: Console, proof: Receipt, out: Path) -> None:
+def tell(console: Console, proof: Receipt, out: Path, loss: bool) -> None:
     """The receipt as a table, and what to do next."""
     from .demo import show
 
@@ -204,8 +230,18 @@ def tell(console: Console, proof: Receipt, out: Path) -> None:
     title = f"{blocks}, {proof.router}, start: {proof.init}"
     show(console, rows, columns, title)
     typer.echo(f"Relative change of the outputs on a probe: {proof.gap:.1e}\n")
-    typer.echo("Train it like the dense model; its balance losses are part of outputs.loss:\n")
-    typer.echo(f"    import moiety\n    model = moiety.load({str(out)!r})\n")
+    if loss:
+        typer.echo("Train it like the dense model; its balance losses are part of outputs.loss:\n")
+        typer.echo(f"    import moiety\n    model = moiety.load({str(out)!r})\n")
+    else:
+        typer.echo("It has no head yet. Give it one, and its balance losses join outputs.loss:\n")
+        typer.echo(
+            "    import moiety.hf\n    from transformers import AutoModelForSequenceClassification"
+        )
+        typer.echo(
+            "    model = AutoModelForSequenceClassification.from_pretrained("
+            f"{str(out)!r}, num_labels=2)\n"
+        )
     typer.echo(f"See what its experts do:  moiety health --model {out} --data YOUR_DATA")
 
 

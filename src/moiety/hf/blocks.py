@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
-from transformers.pytorch_utils import Conv1D
 
+from .linear import is_linear, widths
 from .probe import Probe, evaluating
 from .trace import Call, Trace, record
 
@@ -49,23 +49,6 @@ class Block:
     @property
     def modules(self) -> list[str]:
         return [*([] if self.owner is None else [self.owner]), *self.inner, self.outer]
-
-
-def is_linear(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Linear, Conv1D)) and module.weight.dim() == 2
-
-
-def weight_of(linear: nn.Module) -> Tensor:
-    """The weight as [out, in]."""
-    return linear.weight.t() if isinstance(linear, Conv1D) else linear.weight  # type: ignore
-
-
-def widths(linear: nn.Module) -> tuple[int, int]:
-    """(in, out)."""
-    if isinstance(linear, nn.Linear):  # a quantised weight may have another shape
-        return linear.in_features, linear.out_features
-    inputs, outputs = linear.weight.shape  # type: ignore
-    return inputs, outputs
 
 
 def find_blocks(model: nn.Module, probe: Probe) -> list[Block]:

@@ -22,6 +22,7 @@ from ..experts import FeedForward, LowRank, ModuleExperts
 from ..watch import Routes, watch
 from .place import Dense, Mixed, mixtures, put
 from .probe import gap, make_probe
+from .transformers_hook import METHOD
 
 By = Literal["average", "usage", "most-used"]
 
@@ -81,6 +82,7 @@ def to_dense(
     if not inplace:
         model = copy.deepcopy(model, _only_read(layers))
     base = all(isinstance(m.moe.experts, LowRank) for m in layers.values())
+    _warn_of_corrections(layers)
     _remove_traces(model)
     for name, mixed in list(mixtures(model)):
         _put_back(model, mixed, _merge(mixed, shares[name]))
@@ -90,6 +92,20 @@ def to_dense(
     proof = DenseReceipt(moved, size, cost.parameters(model), words, list(layers))
     model._moiety_receipt = proof  # type: ignore[assignment]
     return model
+
+
+def _warn_of_corrections(layers: dict[str, Mixed]) -> None:
+    learned = [
+        name
+        for name, mixed in layers.items()
+        if isinstance(mixed.moe.experts, LowRank) and bool(mixed.moe.experts.up.any())
+    ]
+    if learned:
+        warnings.warn(
+            f"what the low-rank experts of {', '.join(learned)} have learned is left out: only "
+            "their base is a dense block (moiety.receipt says how far the outputs moved)",
+            stacklevel=3,
+        )
 
 
 def _check(layers: dict[str, Mixed], by: str, routes: Routes | None) -> None:
@@ -291,7 +307,7 @@ def _remove_traces(model: nn.Module) -> None:
         delattr(model, word)
     config: Any = getattr(model, "config", None)
     words = getattr(config, "quantization_config", None)
-    if _ours(words) or (isinstance(words, dict) and words.get("quant_method") == "moiety"):
+    if _ours(words) or (isinstance(words, dict) and words.get("quant_method") == METHOD):
         del config.quantization_config
 
 

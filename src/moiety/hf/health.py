@@ -118,7 +118,7 @@ def measure(
     tallies: dict[str, Tally] = {}
     with watch(model, keep="all") as routes, _evaluating(model):
         for number, batch in enumerate(batches, start=1):
-            inputs = words.complete(batch)
+            inputs = words.complete(_named(batch, model))
             model(**inputs)
             examples += len(next(iter(inputs.values())))
             _count(routes, [_Text(inputs, stack, vocabulary) for stack in STACKS], tallies)
@@ -133,6 +133,19 @@ def measure(
         if name in tallies
     ]
     return Health(layers, find(layers), examples, words.notes)
+
+
+def _named(batch: Any, model: nn.Module) -> Mapping[str, Any]:
+    """A batch by names; a tensor alone is the model's main input."""
+    if isinstance(batch, torch.Tensor):
+        batch = {getattr(model, "main_input_name", "input_ids"): batch}
+    tensors = isinstance(batch, Mapping) and [v for v in batch.values() if torch.is_tensor(v)]
+    if not tensors or any(t.dim() < 2 for t in tensors[:1]):
+        raise ValueError(
+            "a batch is a dict of tensors [batch, …] that the model takes, such as a DataLoader "
+            f"gives, got {type(batch).__name__}"
+        )
+    return batch
 
 
 def _count(routes: Routes, texts: list[_Text], tallies: dict[str, Tally]) -> None:

@@ -9,13 +9,19 @@ from difflib import get_close_matches
 
 from torch import nn
 
+from .. import native
 from .blocks import Block
+from .place import mixtures
 
 
 def select(
     blocks: list[Block], layers: str | Sequence[str | int] | None, model: nn.Module
 ) -> list[Block]:
     """The blocks that `layers` names, in the order in which the model runs them."""
+    done = len(list(mixtures(model)))
+    if not blocks and (done or native.blocks(model)):
+        whose = f"{done} blocks are mixtures already" if done else "it has experts of its own"
+        raise ValueError(f"{type(model).__name__} has no other feed-forward block: {whose}")
     if not blocks:
         raise ValueError(
             f"no feed-forward block was found in {type(model).__name__}: there are no two linear "

@@ -15,22 +15,28 @@ def load_any(path_or_id: str) -> nn.Module:
     """
     import transformers
 
-    config = load_config(path_or_id)
-    if _quant_method(config) == "moiety":
-        from .saving import load
+    from .saving import load
+    from .transformers_hook import METHOD
 
+    config = load_config(path_or_id)
+    if _quant_method(config) == METHOD:
         return load(path_or_id)
-    names = getattr(config, "architectures", None) or [""]
-    kind = getattr(transformers, names[0], None)
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-        kind = transformers.AutoModel
-    words = {"config": config, "use_safetensors": True, "trust_remote_code": False}
-    if kind is not transformers.AutoModel:
-        del words["trust_remote_code"]  # a class of transformers itself has nothing remote
+    kind, words = named_class(config), {"config": config, "use_safetensors": True}
+    if kind is None:  # a class of transformers itself has nothing remote
+        kind, words = transformers.AutoModel, {**words, "trust_remote_code": False}
     try:
         return kind.from_pretrained(path_or_id, **words)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path_or_id} cannot be loaded: {_first_line(error)}") from None
+
+
+def named_class(config: Any) -> Any:
+    """The class of transformers that a config names, or None."""
+    import transformers
+
+    kind = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    return kind if known else None
 
 
 def load_config(path_or_id: str) -> Any:
@@ -40,6 +46,8 @@ def load_config(path_or_id: str) -> Any:
     folder = Path(path_or_id)
     if folder.exists() and not (folder / "config.json").is_file():
         raise ValueError(f"{path_or_id} is no model folder: there is no config.json in it")
+    if not folder.exists() and path_or_id.startswith((".", "/", "~")):  # no name of the hub
+        raise ValueError(f"there is no folder {path_or_id}")
     try:
         return transformers.AutoConfig.from_pretrained(path_or_id, trust_remote_code=False)
     except (OSError, ValueError) as error:

@@ -22,7 +22,8 @@ from ..experts.feedforward import find_activation
 from ..moe import MoE
 from ..routing import Router, build_router
 from ..routing.families import Families
-from .blocks import Block, is_linear, widths
+from .blocks import Block
+from .linear import is_linear, widths
 
 
 class Tap(nn.Module):

@@ -14,12 +14,12 @@ import transformers
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 
-from .. import cost
+from .. import cost, native
 from ..experts import LowRank
 from .blocks import Block, find_blocks
 from .causal import refuse_noncausal
 from .layers import select
-from .loading import load_config
+from .loading import load_config, named_class
 from .place import dense_module, place, shape_of
 from .probe import Probe, make_probe
 from .start import Start
@@ -66,15 +66,15 @@ def plan(
 
     asked: router, experts, init, rank, shards and amount, as `upcycle` takes them.
     """
+    start = Start(**asked, options=options, frozen=None)
     model = hollow(name)
     inputs = make_probe(model)
     found = find_blocks(model, inputs)
     blocks = select(found, layers, model)
-    start = Start(**asked, options=options, frozen=None)
-    for block in blocks:
-        start.check(block, exact)
     if not allow_noncausal:
         refuse_noncausal(model, inputs, blocks, start.empty(blocks[0]))
+    for block in blocks:
+        start.check(block, exact)
     calls: Counter[str] = Counter()
     sizes = {"dense": _dense_size(model, inputs, blocks, calls)}
     for init, shapes in _without_weights(asked, options):
@@ -91,10 +91,14 @@ def hollow(name: str) -> Any:
     config = load_config(name)
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{name} is quantised or has experts already: a dry run takes a dense one")
-    kind: Any = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
-    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    kind = named_class(config)
     with init_empty_weights(include_buffers=False):
-        model = kind(config) if known else transformers.AutoModel.from_config(config)
+        model = transformers.AutoModel.from_config(config) if kind is None else kind(config)
+    if native.blocks(model):
+        raise ValueError(
+            f"{name} has experts of its own, which a dry run cannot look past: `moiety health` "
+            "shows what they do"
+        )
     for module in model.modules():
         for word, p in list(module.named_parameters(recurse=False)):
             few = torch.randn(1 + sum(p.shape)) / max(p.shape[-1:], default=1) ** 0.5

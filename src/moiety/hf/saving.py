@@ -49,6 +49,8 @@ from .weights import (
     weight_files,
 )
 
+FORMAT = "moiety"  # of a plain module's config.json; a PreTrainedModel has its own
+
 CONFIG = "config.json"
 
 
@@ -71,7 +73,7 @@ def save(model: nn.Module, dir: str | os.PathLike[str], max_shard_size: str = "5
         new = Path(made)
         config = _write(model, new, max_shard_size)
         (new / CONFIG).unlink(missing_ok=True)
-        said = config if config.get("format") == METHOD else config["quantization_config"]
+        said = config if config.get("format") == FORMAT else config["quantization_config"]
         said["files"] = digests(weight_files(new))
         (folder / CONFIG).unlink(missing_ok=True)
         for old in folder.iterdir():
@@ -97,7 +99,7 @@ def _write(model: nn.Module, folder: Path, max_shard_size: str) -> dict[str, Any
         state[name] = tensor.detach().contiguous()
     save_torch_state_dict(state, folder, max_shard_size=max_shard_size)
     return {
-        "format": METHOD,
+        "format": FORMAT,
         "version": VERSION,
         "class": type(model).__name__,
         "mixtures": described,
@@ -167,7 +169,7 @@ def _said(config: Any, folder: Path) -> dict[str, Any]:
     """The part of the config that is about mixtures."""
     if not isinstance(config, dict):
         raise ValueError(f"{folder / CONFIG} does not hold a config")
-    if config.get("format") == METHOD:
+    if config.get("format") == FORMAT:
         return config
     said = config.get("quantization_config")
     if not isinstance(said, dict) or said.get("quant_method") != METHOD:

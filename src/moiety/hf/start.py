@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,12 +17,16 @@ from torch import Tensor, nn
 from ..experts import Experts, FeedForward, LowRank, ModuleExperts
 from ..moe import MoE
 from ..routing import Router, describe
-from .blocks import Block, weight_of
+from .blocks import Block
+from .linear import weight_of
 from .place import dense_module
 
 Init = Literal["copy", "noise", "reinit", "split", "low-rank"]
 AMOUNT = {"noise": 0.01, "reinit": 0.5}
 RANK = 8
+# What may be asked of the layer; and of upcycle itself, for hints.
+LAYER = ("capacity_factor", "overflow", "group", "balance", "backend")
+ARGUMENTS = ("experts", "router", "layers", "init", "probe", "inplace", "exact", "allow_noncausal")
 BELONGS = {
     "amount": tuple(AMOUNT),
     "shards": ("split",),
@@ -63,10 +68,27 @@ class Start:
             raise ValueError(
                 f"amount must be a share from 0 to 1 (noise: 0 or more), got {self.amount}"
             )
+        self._check_names()
         if "renormalise" in describe(self.router).options:
             self.options = {"renormalise": True, **self.options}
         if self.router in UNBALANCED and self.options.get("balance") is None:
             self.options = {**self.options, "balance": {"switch": 0.01}}
+
+    def _check_names(self) -> None:
+        own, unknown = describe(self.router).options, set(self.options)
+        unknown -= {*own, *LAYER}
+        if unknown:
+            word = min(unknown)
+            near = get_close_matches(word, [*own, *LAYER, *ARGUMENTS], n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(
+                f"router {self.router!r} has no option {word!r}{hint} (it has "
+                f"{', '.join(own) or 'none'}, and the layer {', '.join(LAYER)})"
+            )
+
+    def try_out(self) -> None:
+        """Raise for what no block could take; the width is a guess."""
+        self.empty(Block(None, [], "", 1024, 4096, None))
 
     def layer(self, block: Block, model: nn.Module) -> MoE:
         """The mixture for one block of a model, on its device and in its type."""

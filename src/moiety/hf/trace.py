@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import native
 from ..moe import MoE
+from .linear import is_linear
 from .probe import Probe, evaluating
 
 
@@ -44,8 +45,8 @@ class Trace:
 def record(model: nn.Module, probe: Probe) -> Trace:
     """Run the probe and note every call that reads a tensor and answers one.
 
-    What is inside a mixture, ours or the model's own, is passed over. Tensors are copied: layers
-    may add to them in place.
+    What is inside a mixture, ours or the model's own, is passed over. Tensors are copied, since
+    layers may add to them in place, where anybody will look at them.
     """
     trace = Trace([], [])
     clock = iter(range(10**9))
@@ -54,7 +55,7 @@ def record(model: nn.Module, probe: Probe) -> Trace:
     def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
         x = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
         alone = len(args) + len(kwargs) == 1 and (len(args) == 1 or "hidden_states" in kwargs)
-        x = None if x is None else x.clone()
+        x = None if x is None else _kept(x, module, alone)
         open_calls.setdefault(module, []).append((next(clock), x, alone))
 
     def leave(module: nn.Module, args: tuple, output: Any) -> None:
@@ -62,7 +63,8 @@ def record(model: nn.Module, probe: Probe) -> Trace:
         y = output[0] if isinstance(output, tuple) and output else output
         if x is not None and isinstance(y, Tensor):
             plain = alone and y is output
-            call = Call(names[module], module, x, y.clone(), start, next(clock), plain)
+            y = _kept(y, module, plain)
+            call = Call(names[module], module, x, y, start, next(clock), plain)
             trace.calls.append(call)
 
     mixed: list[nn.Module] = [m for m in model.modules() if isinstance(m, MoE)]
@@ -81,6 +83,12 @@ def record(model: nn.Module, probe: Probe) -> Trace:
         stack.enter_context(_Dropouts(lambda p: trace.dropouts.append((next(clock), p))))
         probe.run(model)
     return trace
+
+
+def _kept(t: Tensor, module: nn.Module, plain: bool) -> Tensor:
+    """A copy where blocks are sought: linear maps, and modules that may be a whole block."""
+    holds = plain and next(module.children(), None) is not None
+    return t.clone() if holds or is_linear(module) else t.new_empty(0)
 
 
 class _Dropouts(TorchFunctionMode):

@@ -1,7 +1,7 @@
 """Let `from_pretrained` build the mixtures that a config describes.
 
 transformers has one hook by which a config changes a model before its weights are loaded: that of
-quantisation methods. "moiety" is registered as one, by importing `moiety.hf`. After loading,
+quantisation methods. Ours is registered as one, by importing `moiety.hf`. After loading,
 nothing of it is left on the model, which trains and saves like any other.
 """
 
@@ -25,7 +25,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from .place import describe_mixtures, mixtures, moved, rebuild
 from .weights import headers, numbers
 
-METHOD, VERSION = "moiety", 1
+# The method is named in the log line of a program that does not know it: so it says what to do.
+METHOD, VERSION = "moiety (import moiety.hf)", 1
 
 
 class MixtureConfig(QuantizationConfigMixin):

@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 from .. import cost, tokens
 from ..experts import Experts, LowRank
 from ..watch import Routes, watch
-from .blocks import Block, find_blocks, weight_of
+from .blocks import Block, find_blocks
 from .causal import refuse_noncausal
 from .layers import select
+from .linear import weight_of
 from .losses import join_losses
 from .padding import leak
 from .place import dense_module, mixtures, place, shape_of
@@ -53,13 +54,17 @@ class Receipt:
 
     def __str__(self) -> str:
         lines = [
-            f"{len(self.layers)} blocks, {self.router}, init={self.init!r}",
+            f"{counted(len(self.layers), 'block')}, {self.router}, {self.init}; at the start:",
             f"  relative output gap   {self.gap:.2e}",
             f"  parameters            {self.parameters_before:,} -> {self.parameters_after:,}",
             f"  active for a token    {self.active_before:,} -> {self.active_after:,}",
             f"  forward FLOPs a token {self.flops_before:,.0f} -> {self.flops_after:,.0f}",
         ]
         return "\n".join(lines)
+
+
+def counted(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def upcycle(
@@ -109,12 +114,12 @@ def upcycle(
     )
     inputs = make_probe(model, probe)
     blocks = select(find_blocks(model, inputs), layers, model)
-    for block in blocks:  # everything is checked before anything changes
+    if not allow_noncausal:  # everything is checked before anything changes
+        refuse_noncausal(model, inputs, blocks, start.empty(blocks[0]))
+    for block in blocks:
         start.check(block, exact)
         if init != "low-rank" and block.activation is not None:
             _refuse_quantised(model, block)
-    if not allow_noncausal:
-        refuse_noncausal(model, inputs, blocks, start.empty(blocks[0]))
     padded = inputs.padded(model) if probe is None else None
     if exact and padded is not None and init != "low-rank":
         _refuse_leak(leak(model, blocks, padded), model, padded)
