@@ -46,8 +46,6 @@ def command(
 
     where, console = find_device(device), Console()
     page = out if out.suffix == ".html" else out / "health.html"
-    if not dry_run:
-        check_writable(page.parent)
     kind, rows = read(data, column=column, limit=limit)
     loaded = load_any(model)
     refuse_dense(loaded, model)
@@ -56,6 +54,7 @@ def command(
         typer.echo(f"{model} on {len(given.examples)} examples in {len(given)} batches, {device}")
         show_layers(loaded, given)
         return
+    check_writable(page.parent)  # not before: a folder that is made stays
     with seeded(seed, where):
         health = run(loaded.to(where), given, console)
     settings = {

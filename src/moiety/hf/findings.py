@@ -45,11 +45,7 @@ def dead(layer: LayerHealth) -> list[Finding]:
         text = f"the gate is the same for every token and leaves out {names}"
         return [Finding("static", layer.name, text, count)]
     if _few(layer):
-        text = (
-            f"{names} got no token, but {layer.tokens} tokens are too few to tell: "
-            f"give at least {ENOUGH} slots an expert"
-        )
-        return [Finding("little", layer.name, text, count)]
+        return []
     return [Finding("dead", layer.name, f"{names} got no token", count)]
 
 
@@ -95,7 +91,16 @@ def drops(layer: LayerHealth) -> list[Finding]:
     return [Finding("drops", layer.name, text, layer.drop_rate)]
 
 
-RULES = (dead, padding, collapse, overload, drops)
+def little(layer: LayerHealth) -> list[Finding]:
+    if not _few(layer) or layer.static:
+        return []
+    tokens = "1 token is" if layer.tokens == 1 else f"{layer.tokens} tokens are"
+    idle = f" ({_experts(layer.dead)} got none)" if layer.dead else ""
+    text = f"{tokens} too few to judge by{idle}: give at least {ENOUGH} slots an expert"
+    return [Finding("little", layer.name, text, len(layer.dead))]
+
+
+RULES = (dead, padding, collapse, overload, drops, little)
 
 
 def _few(layer: LayerHealth) -> bool:
