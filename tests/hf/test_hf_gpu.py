@@ -58,6 +58,12 @@ def test_an_upcycled_model_keeps_its_function_and_trains(dtype, kept, options):
     assert any(float(p.grad.abs().max()) > 0 for p in experts if p.requires_grad)
 
 
+def test_tf32_does_not_spoil_the_proof(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+    assert moiety.receipt(moiety.upcycle(dense(), experts=4, k=2)).gap <= 1e-5
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
 def test_autocast_and_gradient_checkpointing_agree_with_without():
     model = moiety.upcycle(dense(), experts=4, k=2, balance={"switch": 0.1}).train()
 

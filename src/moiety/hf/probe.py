@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,17 +114,37 @@ def _first_that_runs(model: nn.Module, probes: list[Probe]) -> Probe:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for a while, without torch's fused encoder layer, which calls no module."""
+    """Eval mode for a while, in full precision (TF32 would drown a gap), and without torch's fused
+    encoder layer, which calls no module.
+    """
     modes = {m: m.training for m in model.modules()}
     fused = torch.backends.mha.get_fastpath_enabled()
     model.eval()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with _full_precision():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextlib.contextmanager
+def _full_precision() -> Iterator[None]:
+    """fp32 products without TF32, by the one of torch's two switches that is in use."""
+    try:
+        old = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        restore = partial(torch.set_float32_matmul_precision, old)
+    except RuntimeError:  # the newer switch was used, and then torch refuses the older one
+        matmul = torch.backends.cuda.matmul
+        restore = partial(setattr, matmul, "fp32_precision", matmul.fp32_precision)
+        matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        restore()
 
 
 @contextlib.contextmanager
