@@ -1,5 +1,6 @@
-"""How it learns: a plain training loop and its measure."""
+"""How it learns: a plain training loop and its measure, and many seeds in one program."""
 
 from .fit import evaluate, find_device, fit, seeded
+from .many import ManyFitted, fit_many, step_seed
 
-__all__ = ["evaluate", "find_device", "fit", "seeded"]
+__all__ = ["ManyFitted", "evaluate", "find_device", "fit", "fit_many", "seeded", "step_seed"]
