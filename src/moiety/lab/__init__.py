@@ -1,0 +1,1 @@
+"""Compare: trials of a study, kept on disk as they end."""
