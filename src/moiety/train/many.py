@@ -393,7 +393,9 @@ class _Draw(torch.autograd.Function):
         return torch.stack(drawn), 0
 
 
-# -- optimizers: one step in place, on stacked tensors; s holds [S] float64 numbers ---------------
+# -- optimizers: one step in place, on stacked tensors --------------------------------------------
+# s holds [S] float64 numbers. Stacked tensors are large and each pass over them costs, so that
+# intermediate results are written over; the gradient is not ours to write to.
 
 
 def _column(number_S: Tensor, like: Tensor) -> Tensor:
@@ -401,40 +403,49 @@ def _column(number_S: Tensor, like: Tensor) -> Tensor:
     return number_S.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
+def _decayed(p: Tensor, g: Tensor, s: dict[str, Tensor]) -> Tensor:
+    return g if "weight_decay" not in s else g + _column(s["weight_decay"], p) * p
+
+
 def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: dict[str, Tensor], t: int) -> None:
-    g = g + _column(s["weight_decay"], p) * p
+    g = _decayed(p, g, s)
+    square = g * g
     m.lerp_(g, _column(1 - s["beta1"], p))
-    v.lerp_(g * g, _column(1 - s["beta2"], p))
-    root = v.sqrt() * _column((1 - s["beta2"] ** t) ** -0.5, p) + _column(s["eps"], p)
-    p.sub_(_column(s["lr"] / (1 - s["beta1"] ** t), p) * m / root)
+    v.lerp_(square, _column(1 - s["beta2"], p))
+    root = torch.sqrt(v, out=square).mul_(_column((1 - s["beta2"] ** t) ** -0.5, p))
+    root.add_(_column(s["eps"], p))
+    p.sub_(torch.div(m, root, out=root).mul_(_column(s["lr"] / (1 - s["beta1"] ** t), p)))
 
 
 def _adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: dict[str, Tensor], t: int) -> None:
-    p.mul_(_column(1 - s["lr"] * s["weight_decay"], p))
-    _adam(p, g, m, v, {**s, "weight_decay": torch.zeros_like(s["lr"])}, t)
+    if "weight_decay" in s:
+        p.mul_(_column(1 - s["lr"] * s["weight_decay"], p))
+    _adam(p, g, m, v, {name: n for name, n in s.items() if name != "weight_decay"}, t)
 
 
 def _adagrad(p: Tensor, g: Tensor, total: Tensor, s: dict[str, Tensor], t: int) -> None:
-    g = g + _column(s["weight_decay"], p) * p
-    total.add_(g * g)
-    p.sub_(_column(s["lr"], p) * g / (total.sqrt() + _column(s["eps"], p)))
+    g = _decayed(p, g, s)
+    root = total.addcmul_(g, g).sqrt().add_(_column(s["eps"], p))
+    p.sub_(torch.div(g, root, out=root).mul_(_column(s["lr"], p)))
 
 
 def _adadelta(
     p: Tensor, g: Tensor, square: Tensor, moved: Tensor, s: dict[str, Tensor], t: int
 ) -> None:
-    g, eps = g + _column(s["weight_decay"], p) * p, _column(s["eps"], p)
-    square.lerp_(g * g, _column(1 - s["rho"], p))
-    delta = (moved + eps).sqrt() / (square + eps).sqrt() * g
-    moved.lerp_(delta * delta, _column(1 - s["rho"], p))
-    p.sub_(_column(s["lr"], p) * delta)
+    g, eps, weight = _decayed(p, g, s), _column(s["eps"], p), _column(1 - s["rho"], p)
+    work = g * g
+    square.lerp_(work, weight)
+    root = torch.add(square, eps, out=work).sqrt_()
+    delta = (moved + eps).sqrt_().div_(root).mul_(g)
+    moved.lerp_(torch.mul(delta, delta, out=work), weight)
+    p.sub_(delta.mul_(_column(s["lr"], p)))
 
 
 def _sgd(p: Tensor, g: Tensor, m: Tensor, s: dict[str, Tensor], t: int) -> None:
-    g, momentum = g + _column(s["weight_decay"], p) * p, _column(s["momentum"], p)
+    g, momentum = _decayed(p, g, s), _column(s["momentum"], p)
     m.mul_(momentum).add_(g)
     ahead = _column(s["nesterov"], p) > 0
-    p.sub_(_column(s["lr"], p) * torch.where(ahead, g + momentum * m, m))
+    p.sub_(torch.where(ahead, g + momentum * m, m).mul_(_column(s["lr"], p)))
 
 
 # By name: options with torch's defaults, running averages per parameter, the step.
@@ -483,7 +494,10 @@ def _numbers(
     given: dict[str, Numbers] = {**defaults, **options, "weight_decay": weight_decay}
     if clip is not None:
         given["clip"] = clip
-    return {name: _column_of(name, value, count) for name, value in given.items()}
+    numbers = {name: _column_of(name, value, count) for name, value in given.items()}
+    if not numbers["weight_decay"].any():
+        del numbers["weight_decay"]  # a pass over all parameters less
+    return numbers
 
 
 def _factors(schedule: Schedule | Sequence[Schedule] | None, steps: int, count: int) -> Tensor:
