@@ -241,6 +241,29 @@ def test_a_seed_is_alone_in_any_company():
     assert not torch.allclose(among[1][0].weight, among[2][0].weight)
 
 
+def test_a_copy_that_diverges_spoils_no_other():
+    settings = {"seeds": SEEDS, "steps": 9, "validation": task(seed=1), "optimizer": "sgd"}
+    calm = fit_many(mlp, task(), lr=0.1, **settings)
+    wild = fit_many(mlp, task(), lr=[0.1, 1e30, 0.1], **settings)
+    assert math.isnan(wild.history[1].loss[-1]) and wild.best_step[1] == 0
+    for i in (0, 2):
+        same(calm.models()[i], wild.models()[i])
+
+
+def test_tied_weights_stay_tied():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.again, self.out = (nn.Linear(16, w) for w in (16, 16, 3))
+            self.again.weight = self.inner.weight
+
+        def forward(self, x):
+            return self.out(self.again(self.inner(x).tanh()))
+
+    settings = {"optimizer": "adam", "lr": 1e-2}
+    agree(lambda seed: Tied(), settings, lambda i: settings, dtype=torch.float64, tolerance=1e-10)
+
+
 def test_frozen_and_unused_parameters_stay():
     class Part(nn.Module):
         def __init__(self):
@@ -295,11 +318,18 @@ def test_a_model_that_cannot_be_batched_is_told_why(kind):
         ({"steps": 1, "lr": [0.1]}, "lr has 1 values for 2 seeds"),
         ({"steps": 1, "schedule": [lambda s: 1.0]}, "schedule has 1 values for 2 seeds"),
         ({"steps": 1, "patience": 3}, "give validation"),
+        ({"steps": 1, "validation": task(0)}, "validation is empty"),
     ],
 )
 def test_wrong_arguments(wrong, message):
     with pytest.raises(ValueError, match=message):
         fit_many(mlp, task(), **{"seeds": [0, 1], **wrong})
+
+
+@pytest.mark.parametrize("backend", ["loop", "grouped"])
+def test_other_backends_are_refused(backend):
+    with pytest.raises(ValueError, match=f'backend="auto", not {backend!r}'):
+        fit_many(routed(backend=backend), task(), seeds=[0], steps=1)
 
 
 def test_models_of_different_shapes_are_refused():

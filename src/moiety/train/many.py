@@ -50,7 +50,7 @@ class ManyFitted:
 
     seeds: list[int]
     history: list[History]
-    best_step: list[int]  # whose weights are kept: the best on validation, or else the last
+    best_step: list[int]  # of the weights kept: the best on validation (0: none was), else the last
     state: dict[str, Tensor]
     base: nn.Module
 
@@ -139,6 +139,8 @@ def fit_many(
     )
     if validation is None and (patience is not None or score is not None or every is not None):
         raise ValueError("patience, score and every are about validation data: give validation")
+    if validation is not None and len(validation) == 0:
+        raise ValueError("validation is empty: give examples, or leave it out")
     if not seeds:
         raise ValueError("seeds is empty: give at least one seed")
     if optimizer not in OPTIMIZERS:
@@ -176,7 +178,7 @@ class _Block:
         self.base = models[0].train()
         self.device = _device(self.base)
         self.params, self.buffers = _stack(models)
-        self.layers = [part for part in self.base.modules() if isinstance(part, MoE)]
+        self.layers = _routed(self.base)
         self.numbers = {name: t.to(self.device) for name, t in numbers.items()}
         self.rates = rates.to(self.device)
         self.moments: dict[str, list[Tensor]] = {}
@@ -472,14 +474,12 @@ def _steps(epochs: int | None, steps: int | None, per_epoch: int) -> int:
 
 def _column_of(name: str, value: Numbers, count: int) -> Tensor:
     # float64: 1 - 0.999 in float32 is wrong in the fifth digit, where torch.optim is not.
-    number_S = torch.as_tensor(value, dtype=torch.float64).expand(-1 if _many(value) else count)
+    number_S = torch.as_tensor(value, dtype=torch.float64, device="cpu")
+    if number_S.dim() == 0:
+        return number_S.expand(count)
     if len(number_S) != count:
         raise ValueError(f"{name} has {len(number_S)} values for {count} seeds: give one for each")
     return number_S
-
-
-def _many(value: object) -> bool:
-    return isinstance(value, (Sequence, Tensor))
 
 
 def _numbers(
@@ -517,6 +517,17 @@ def _build(
     with seeded(seed, device or "cpu"):
         model = make(seed)
     return model if device is None else model.to(device)
+
+
+def _routed(model: nn.Module) -> list[MoE]:
+    layers = [part for part in model.modules() if isinstance(part, MoE)]
+    for layer in layers:
+        if layer.backend not in ("auto", "dense"):
+            raise ValueError(
+                f'fit_many runs MoE layers with the dense backend: build them with backend="auto", '
+                f"not {layer.backend!r}"
+            )
+    return layers
 
 
 def _stack(models: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
