@@ -384,7 +384,10 @@ def test_two_generations_are_kept_and_the_newest_whole_one_is_loaded(tmp_path):
     assert checkpoint.load()["step"] == 2
     checkpoint.latest.write_bytes(checkpoint.latest.read_bytes()[:-2])
     assert checkpoint.load()["step"] == 1
-    checkpoint.previous.write_bytes(b"")
+    checkpoint.save({"step": 4})
+    checkpoint.latest.write_bytes(b"")
+    assert checkpoint.load()["step"] == 1  # the damaged one did not take its place
+    checkpoint.latest.write_bytes(b"")
     with pytest.raises(ValueError, match="holds no whole checkpoint"):
         checkpoint.load()
     checkpoint.remove()

@@ -246,11 +246,15 @@ class Checkpoint:
             try:
                 with safe_open(path, framework="pt") as file:
                     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                    return _unpack(json.loads(file.metadata()["state"]), tensors)
+                    state = _unpack(json.loads(file.metadata()["state"]), tensors)
             except FileNotFoundError:
                 continue
             except (SafetensorError, ValueError, TypeError, KeyError) as error:
                 damage = error
+                continue
+            if damage:  # the next save must not push out the whole one for the damaged one
+                os.replace(self.previous, self.latest)
+            return state
         if damage:
             raise ValueError(
                 f"{self.folder} holds no whole checkpoint ({damage}); delete it to start again."
