@@ -532,3 +532,14 @@ def test_recording_never_waits_for_a_gpu(by, mask):
         with Waits():
             Routes(["a"], keep).add("a", routing, {})
     assert waits.seen == []
+
+
+@pytest.mark.filterwarnings("error")
+def test_losses_under_vmap_are_not_taken_for_ones_without_gradient():
+    layer = MoE("top-k", dim=D, hidden=8, experts=4, k=2, balance={"switch": 0.1})
+
+    def total(x):
+        with watch(layer) as routes:
+            return layer(x).square().mean() + routes.loss()
+
+    assert torch.func.vmap(total)(torch.randn(3, 5, D)).shape == (3,)

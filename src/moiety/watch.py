@@ -29,6 +29,7 @@ from .moe import MoE
 from .record import LayerSummary, Record, choice_alone, make_record, summarise, total
 from .routing import Routing
 from .routing.base import keep_real
+from .routing.value import in_vmap
 
 Keep = Literal["load", "choice", "all"]
 
@@ -78,7 +79,9 @@ class Routes:
         terms = [term for _, call in self._terms for term in call.values()]
         self._collect()
         self._taken = False
-        if terms and torch.is_grad_enabled() and not any(t.requires_grad for t in terms):
+        # Under vmap no tensor says that it requires a gradient.
+        seen = terms and torch.is_grad_enabled() and not in_vmap()
+        if seen and not any(t.requires_grad for t in terms):
             warnings.warn(
                 "the balance losses carry no gradient: the layers ran under no_grad (reentrant "
                 "gradient checkpointing does that; use_reentrant=False keeps it), or the gate is "

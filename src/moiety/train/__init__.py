@@ -1,6 +1,7 @@
 """How it learns: a plain training loop and its measure, and many seeds in one program."""
 
+from .draws import step_seed
 from .fit import evaluate, find_device, fit, seeded
-from .many import ManyFitted, fit_many, step_seed
+from .many import ManyFitted, fit_many
 
 __all__ = ["ManyFitted", "evaluate", "find_device", "fit", "fit_many", "seeded", "step_seed"]

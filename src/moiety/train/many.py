@@ -13,8 +13,6 @@ the model inside `seeded(seed)`, take the batches in the order of `fit`, and cal
 from __future__ import annotations
 
 import copy
-import functools
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,12 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import TensorDataset
 
 from ..moe import MoE
 from ..routing import Routing
+from .draws import Draws
 from .fit import _batches, _device, seeded
+from .stacked import OPTIMIZERS, column
 
 Numbers = float | Sequence[float]  # one for all copies, or one for each
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -217,7 +216,7 @@ class _Block:
         """One step of every copy; a copy that has stopped goes on, and nobody looks."""
 
         def one(params: Any, buffers: Any, copy: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            with _Draws(self.seeds, step, copy), _balance(self.layers) as terms:
+            with Draws(self.seeds, step, copy), _balance(self.layers) as terms:
                 loss = self.plan.loss(self._call(params, buffers, x), y)
                 return sum(terms, loss)
 
@@ -235,7 +234,7 @@ class _Block:
         if "clip" in self.numbers:
             norm = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
             shrink = (self.numbers["clip"] / (norm + 1e-6)).clamp(max=1.0)
-            grads = {name: g * _column(shrink, g) for name, g in grads.items()}
+            grads = {name: g * column(shrink, g) for name, g in grads.items()}
         numbers = {**self.numbers, "lr": self.rates[step - 1]}
         for name, g in grads.items():
             p = self.params[name]
@@ -286,8 +285,7 @@ class _Block:
 class _Terms(list[Tensor]):
     """A `Recorder` of the weighted balance losses alone.
 
-    `watch` would also record the load of every step, and it takes a tensor under vmap, which never
-    says that it requires a gradient, for one that has none.
+    `watch` would also record the load of every step.
     """
 
     collects = True
@@ -306,158 +304,6 @@ def _balance(layers: list[MoE]) -> Iterator[_Terms]:
     finally:
         for layer in layers:
             layer._watchers = ()
-
-
-# -- random numbers -------------------------------------------------------------------------------
-
-
-def step_seed(seed: int, step: int) -> int:
-    """The seed of the random numbers that a copy draws in a step, counted from 1."""
-    # 32 bits, all mixed: torch's generator on the CPU looks at the lowest 32 only.
-    return int.from_bytes(hashlib.sha256(f"{seed}/{step}".encode()).digest()[:4], "big")
-
-
-class _Draws(TorchFunctionMode):
-    """Inside a vmapped function, draw from a generator for each copy and step.
-
-    vmap's own `randomness="different"` takes all numbers from one generator, so that a copy's would
-    depend on its neighbours. A random function not named here makes vmap raise.
-    """
-
-    def __init__(self, seeds: list[int], step: int, copy: Tensor) -> None:
-        super().__init__()
-        self.seeds, self.step, self.copy = seeds, step, copy
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in (F.dropout, torch.dropout):
-            return self.dropout(*args, **kwargs)
-        if func in (torch.rand_like, torch.randn_like):
-            return self.draw(_FILL[func], args[0].shape, {"dtype": args[0].dtype, **kwargs})
-        if func in (torch.rand, torch.randn) and "generator" not in kwargs:
-            size = args[0] if args and isinstance(args[0], Sequence) else args
-            return self.draw(_FILL[func], kwargs.pop("size", size), kwargs)
-        return func(*args, **kwargs)
-
-    def dropout(
-        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
-        if not training or p == 0:
-            return input
-        like = {"dtype": input.dtype}
-        kept = self.draw(("bernoulli_", 1 - p), input.shape, like) / max(1 - p, 1e-30)
-        return input.mul_(kept) if inplace else input * kept
-
-    def draw(self, fill: tuple, shape: Sequence[int], like: dict[str, Any]) -> Tensor:
-        like = {**like, "device": self.copy.device}
-        return _Draw.apply(self.copy, self.generators, fill, tuple(shape), like)
-
-    @functools.cached_property
-    def generators(self) -> list[torch.Generator]:  # made only where something is drawn
-        where = self.copy.device
-        return [torch.Generator(where).manual_seed(step_seed(s, self.step)) for s in self.seeds]
-
-
-_FILL = {
-    torch.rand: ("uniform_",),
-    torch.rand_like: ("uniform_",),
-    torch.randn: ("normal_",),
-    torch.randn_like: ("normal_",),
-}
-
-
-class _Draw(torch.autograd.Function):
-    """Fill one tensor per copy; `copy` is there to be vmapped over."""
-
-    @staticmethod
-    def forward(copy: Tensor, *_: Any) -> Tensor:
-        raise NotImplementedError("random numbers per copy exist under vmap only")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: Any,
-        copy: Tensor,
-        generators: list,
-        fill: tuple,
-        shape: tuple,
-        like: Any,
-    ) -> tuple[Tensor, int]:
-        name, *args = fill
-        empty = [torch.empty(shape, **like) for _ in generators]
-        drawn = [getattr(t, name)(*args, generator=g) for t, g in zip(empty, generators)]
-        return torch.stack(drawn), 0
-
-
-# -- optimizers: one step in place, on stacked tensors --------------------------------------------
-# s holds [S] float64 numbers. Stacked tensors are large and each pass over them costs, so that
-# intermediate results are written over; the gradient is not ours to write to.
-
-
-def _column(number_S: Tensor, like: Tensor) -> Tensor:
-    """One number per copy, to be multiplied with stacked tensors."""
-    return number_S.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
-
-
-def _decayed(p: Tensor, g: Tensor, s: dict[str, Tensor]) -> Tensor:
-    return g if "weight_decay" not in s else g + _column(s["weight_decay"], p) * p
-
-
-def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: dict[str, Tensor], t: int) -> None:
-    g = _decayed(p, g, s)
-    square = g * g
-    m.lerp_(g, _column(1 - s["beta1"], p))
-    v.lerp_(square, _column(1 - s["beta2"], p))
-    root = torch.sqrt(v, out=square).mul_(_column((1 - s["beta2"] ** t) ** -0.5, p))
-    root.add_(_column(s["eps"], p))
-    p.sub_(torch.div(m, root, out=root).mul_(_column(s["lr"] / (1 - s["beta1"] ** t), p)))
-
-
-def _adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: dict[str, Tensor], t: int) -> None:
-    if "weight_decay" in s:
-        p.mul_(_column(1 - s["lr"] * s["weight_decay"], p))
-    _adam(p, g, m, v, {name: n for name, n in s.items() if name != "weight_decay"}, t)
-
-
-def _adagrad(p: Tensor, g: Tensor, total: Tensor, s: dict[str, Tensor], t: int) -> None:
-    g = _decayed(p, g, s)
-    root = total.addcmul_(g, g).sqrt().add_(_column(s["eps"], p))
-    p.sub_(torch.div(g, root, out=root).mul_(_column(s["lr"], p)))
-
-
-def _adadelta(
-    p: Tensor, g: Tensor, square: Tensor, moved: Tensor, s: dict[str, Tensor], t: int
-) -> None:
-    g, eps, weight = _decayed(p, g, s), _column(s["eps"], p), _column(1 - s["rho"], p)
-    work = g * g
-    square.lerp_(work, weight)
-    root = torch.add(square, eps, out=work).sqrt_()
-    delta = (moved + eps).sqrt_().div_(root).mul_(g)
-    moved.lerp_(torch.mul(delta, delta, out=work), weight)
-    p.sub_(delta.mul_(_column(s["lr"], p)))
-
-
-def _sgd(p: Tensor, g: Tensor, m: Tensor, s: dict[str, Tensor], t: int) -> None:
-    g, momentum = _decayed(p, g, s), _column(s["momentum"], p)
-    m.mul_(momentum).add_(g)
-    ahead = _column(s["nesterov"], p) > 0
-    p.sub_(torch.where(ahead, g + momentum * m, m).mul_(_column(s["lr"], p)))
-
-
-# By name: options with torch's defaults, running averages per parameter, the step.
-OPTIMIZERS: dict[str, tuple[dict[str, float], int, Callable[..., None]]] = {
-    "adam": ({"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}, 2, _adam),
-    "adamw": ({"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}, 2, _adamw),
-    "adagrad": ({"eps": 1e-10}, 1, _adagrad),
-    "adadelta": ({"rho": 0.9, "eps": 1e-6}, 2, _adadelta),
-    "sgd": ({"momentum": 0.0, "nesterov": 0.0}, 1, _sgd),
-}
 
 
 # -- what the caller gave -------------------------------------------------------------------------

@@ -1,0 +1,72 @@
+"""Optimizers on stacked tensors `[S, …]`: one step in place, with numbers of its own for each copy.
+
+s holds [S] float64 numbers. Stacked tensors are large and each pass over them costs, so that
+intermediate results are written over; the gradient is not ours to write to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def column(number_S: Tensor, like: Tensor) -> Tensor:
+    """One number per copy, to be multiplied with stacked tensors."""
+    return number_S.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
+
+
+def _decayed(p: Tensor, g: Tensor, s: dict[str, Tensor]) -> Tensor:
+    return g if "weight_decay" not in s else g + column(s["weight_decay"], p) * p
+
+
+def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: dict[str, Tensor], t: int) -> None:
+    g = _decayed(p, g, s)
+    square = g * g
+    m.lerp_(g, column(1 - s["beta1"], p))
+    v.lerp_(square, column(1 - s["beta2"], p))
+    root = torch.sqrt(v, out=square).mul_(column((1 - s["beta2"] ** t) ** -0.5, p))
+    root.add_(column(s["eps"], p))
+    p.sub_(torch.div(m, root, out=root).mul_(column(s["lr"] / (1 - s["beta1"] ** t), p)))
+
+
+def _adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: dict[str, Tensor], t: int) -> None:
+    if "weight_decay" in s:
+        p.mul_(column(1 - s["lr"] * s["weight_decay"], p))
+    _adam(p, g, m, v, {name: n for name, n in s.items() if name != "weight_decay"}, t)
+
+
+def _adagrad(p: Tensor, g: Tensor, total: Tensor, s: dict[str, Tensor], t: int) -> None:
+    g = _decayed(p, g, s)
+    root = total.addcmul_(g, g).sqrt().add_(column(s["eps"], p))
+    p.sub_(torch.div(g, root, out=root).mul_(column(s["lr"], p)))
+
+
+def _adadelta(
+    p: Tensor, g: Tensor, square: Tensor, moved: Tensor, s: dict[str, Tensor], t: int
+) -> None:
+    g, eps, weight = _decayed(p, g, s), column(s["eps"], p), column(1 - s["rho"], p)
+    work = g * g
+    square.lerp_(work, weight)
+    root = torch.add(square, eps, out=work).sqrt_()
+    delta = (moved + eps).sqrt_().div_(root).mul_(g)
+    moved.lerp_(torch.mul(delta, delta, out=work), weight)
+    p.sub_(delta.mul_(column(s["lr"], p)))
+
+
+def _sgd(p: Tensor, g: Tensor, m: Tensor, s: dict[str, Tensor], t: int) -> None:
+    g, momentum = _decayed(p, g, s), column(s["momentum"], p)
+    m.mul_(momentum).add_(g)
+    ahead = column(s["nesterov"], p) > 0
+    p.sub_(torch.where(ahead, g + momentum * m, m).mul_(column(s["lr"], p)))
+
+
+# By name: options with torch's defaults, running averages per parameter, the step.
+OPTIMIZERS: dict[str, tuple[dict[str, float], int, Callable[..., None]]] = {
+    "adam": ({"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}, 2, _adam),
+    "adamw": ({"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}, 2, _adamw),
+    "adagrad": ({"eps": 1e-10}, 1, _adagrad),
+    "adadelta": ({"rho": 0.9, "eps": 1e-6}, 2, _adadelta),
+    "sgd": ({"momentum": 0.0, "nesterov": 0.0}, 1, _sgd),
+}
