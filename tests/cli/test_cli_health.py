@@ -11,23 +11,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import moiety as package
-from moiety import cli
 from moiety.hf import loading
 from moiety.hf.examples import prepare
 from moiety.hf.transformers_hook import METHOD
 from planted import KINDS, LAYER, planted, save, texts, tokenizer
-
-
-@pytest.fixture
-def moiety(capsys):
-    """Run `moiety …`; return exit code, stdout, stderr."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        return ended.value.code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from moiety import cli
 from moiety.cli import upcycle as verb
 from moiety.hf.loading import load_any
 from moiety.hf.plan import Size, hollow
@@ -17,18 +16,6 @@ from moiety.hf.saving import load
 from moiety.hf.upcycle import receipt
 
 SMALL = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
-
-
-@pytest.fixture
-def moiety(capsys):
-    """Run `moiety …`; return exit code, stdout, stderr."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        return ended.value.code, *capsys.readouterr()
-
-    return run
 
 
 def write(model, folder):

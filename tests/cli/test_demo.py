@@ -7,23 +7,10 @@ import sys
 import pytest
 import torch
 
-from moiety import cli
 from moiety.cli import demo
 from moiety.data import digits
 
 TWO = ["--epochs", "1", "--arm", "dense", "--arm", "top-k"]
-
-
-@pytest.fixture
-def moiety(capsys):
-    """Run `moiety …`; return exit code, stdout, stderr."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        return ended.value.code, *capsys.readouterr()
-
-    return run
 
 
 def test_two_arms_end_in_a_table_and_a_page(moiety, tmp_path):

@@ -209,6 +209,7 @@ def readers(name: str) -> Iterator[Any]:
 
 def tell(console: Console, proof: Receipt, out: Path, loss: bool) -> None:
     """The receipt as a table, and what to do next."""
+    from ..hf.upcycle import counted
     from .demo import show
 
     pairs = {
@@ -226,8 +227,7 @@ def tell(console: Console, proof: Receipt, out: Path, loss: bool) -> None:
         Column("after", "Upcycled", ",d"),
         Column("ratio", "Ratio", ".2f"),
     ]
-    blocks = "1 block" if len(proof.layers) == 1 else f"{len(proof.layers)} blocks"
-    title = f"{blocks}, {proof.router}, start: {proof.init}"
+    title = f"{counted(len(proof.layers), 'block')}, {proof.router}, start: {proof.init}"
     show(console, rows, columns, title)
     typer.echo(f"Relative change of the outputs on a probe: {proof.gap:.1e}\n")
     if loss:

@@ -19,7 +19,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
-from ..io import write_atomic
+from ..io import append_line, read_lines, write_atomic
 from ..report import course_page
 from ..watch import Routes, watch
 
@@ -137,8 +137,7 @@ class RoutingHealth(TrainerCallback):
         row = {"step": step, "steps": step - self._since, "layers": layers}
         self._routes.clear()
         self._since, self._counted = step, 0
-        with open(self._file, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append_line(self._file, json.dumps(row))
         self._load = {name: layer["load"] for name, layer in layers.items()}
         self._rows.append(_slim(row))
         self._pending = _for_logs(layers)
@@ -166,7 +165,8 @@ class RoutingHealth(TrainerCallback):
 
         The file is there from now on, so that a folder nobody may write to is known at the start.
         """
-        rows = _rows_until(self._file, step) if self._file.is_file() else []
+        rows = [json.loads(line) for line in read_lines(self._file)]
+        rows = [row for row in rows if row["step"] <= step]
         write_atomic(self._file, "".join(f"{json.dumps(row)}\n" for row in rows))
         return [_slim(row) for row in rows]
 
@@ -174,18 +174,6 @@ class RoutingHealth(TrainerCallback):
         if self._rows:
             html = course_page(self._rows, self._load, every=self.every, ranks=self._ranks)
             write_atomic(self._folder / f"{NAME}.html", html)
-
-
-def _rows_until(path: Path, step: int) -> list[dict]:
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # half a line, from a run that was killed while it wrote
-            continue
-        if row["step"] <= step:
-            rows.append(row)
-    return rows
 
 
 def _slim(row: dict) -> dict:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import extract_model_from_parallel
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from .. import cost, tokens
@@ -122,7 +122,7 @@ def upcycle(
             _refuse_quantised(model, block)
     padded = inputs.padded(model) if probe is None else None
     if exact and padded is not None and init != "low-rank":
-        _refuse_leak(leak(model, blocks, padded), model, padded)
+        _refuse_leak(leak(model, blocks, padded), model)
     if not inplace:
         model = _copy(model, blocks, init)
     tokens_seen = max(_rows(block) for block in blocks)
@@ -134,7 +134,7 @@ def upcycle(
         place(model, block, start.layer(block, model), was)
     wire(model)
     moved = max(gap(b, p.outputs(model)) for b, p in zip(before, measured, strict=True))
-    if exact and not moved <= _tolerance(before[0]):
+    if exact and not moved <= _tolerance(model):
         raise RuntimeError(
             f"the outputs moved by {moved:.1e}, though {init!r} with {router!r} should keep them: "
             'take init="low-rank", or exact=False'
@@ -212,8 +212,8 @@ def _rows(block: Block) -> int:
     return block.x.shape[:-1].numel()
 
 
-def _refuse_leak(moved: float, model: nn.Module, padded: Probe) -> None:
-    if moved > _tolerance(padded.outputs(model)):
+def _refuse_leak(moved: float, model: nn.Module) -> None:
+    if moved > _tolerance(model):
         raise ValueError(
             f"{type(model).__name__} lets padding reach what it answers, and experts do not work "
             f"for padding: with a padded batch its outputs would move by {moved:.1e}; take "
@@ -221,9 +221,10 @@ def _refuse_leak(moved: float, model: nn.Module, padded: Probe) -> None:
         )
 
 
-def _tolerance(outputs: list[Tensor]) -> float:
-    dtype = max((t.dtype for t in outputs), key=lambda d: torch.finfo(d).eps, default=torch.float32)
-    return TOLERANCE[dtype]
+def _tolerance(model: nn.Module) -> float:
+    """Of the least precise type that the model computes in."""
+    types = {p.dtype for p in model.parameters() if p.dtype in TOLERANCE}
+    return max((TOLERANCE[dtype] for dtype in types), default=TOLERANCE[torch.float32])
 
 
 def _cost(model: nn.Module, inputs: Probe, tokens_seen: int) -> tuple[int, int, float]:
