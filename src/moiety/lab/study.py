@@ -1,0 +1,158 @@
+"""A study: arms compared over seeds, with the claims and their margins written down beforehand.
+
+    study = Study(
+        name="lab/routers",
+        title="Routers on handwritten digits",
+        question="Does any router beat a dense model at equal active FLOPs?",
+        run=train_and_test,                       # (Running) -> {"accuracy": 0.97}
+        arms={"dense": {"router": "dense"}, "top-k": {"router": "top-k", "k": 2}},
+        metrics={"accuracy": Metric("Accuracy", format=".1%")},
+        scales={"smoke": Scale(seeds=2, settings={"epochs": 1}), "small": Scale(seeds=5, ...)},
+        claims=[greater("top-k", "dense", margin=0.01, metric="accuracy", ...)],
+        varies=("first weights", "order of the examples", "noise"),
+    )
+
+A file that holds one such value named `study` is all there is to it: `moiety study run FILE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+
+from .claims import Claim
+from .store import Trial
+
+Settings = Mapping[str, Any]  # plain JSON values
+Metrics = Mapping[str, float | None]
+SCALES = ("smoke", "small", "full")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that every trial reports."""
+
+    label: str
+    better: Literal["higher", "lower", ""] = "higher"  # "": neither, such as a count
+    format: str = ".3g"
+    split: Literal["test", "validation", "train", ""] = "test"  # what it was measured on
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a study is run; `settings` lie under those of every arm."""
+
+    seeds: int
+    settings: Settings = field(default_factory=dict)
+    budget: float | None = (
+        None  # seconds of training for all trials together; None: as `settings` say
+    )
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What an arm costs; from it a time budget is turned into a number of examples."""
+
+    seconds: float  # of training, for one example
+    flops: float  # active FLOPs of a forward pass, for one example
+    start: float = 0.0  # seconds of a trial that do not grow with the examples: building, testing
+
+
+class Curve(Protocol):
+    """Values by step."""
+
+    def append(self, step: int, **values: float | None) -> None: ...
+    def rewind(self, step: int) -> None: ...
+
+
+class Checkpoint(Protocol):
+    """The state of a trial in flight."""
+
+    def save(self, state: Mapping[str, Any]) -> None: ...
+    def load(self) -> dict[str, Any] | None: ...
+
+
+@dataclass
+class Running:
+    """What the code of a trial sees of the lab.
+
+    A trial with checkpoints begins with `state = running.checkpoint.load()` and
+    `running.curve.rewind(state["step"] if state else -1)`; then it gives the same bits, killed or
+    not.
+    """
+
+    trial: Trial
+    device: torch.device
+    curve: Curve
+    checkpoint: Checkpoint
+    tick: Callable[[float], None]  # how much of the trial is done, 0 to 1
+    extra: dict[str, Any] = field(default_factory=dict)  # for the page: see docs/lab.md
+
+    @property
+    def arm(self) -> str:
+        return self.trial.arm
+
+    @property
+    def seed(self) -> int:
+        return self.trial.seed
+
+    @property
+    def settings(self) -> Settings:
+        """Those of scale, arm and search together, with "examples" where there is a budget."""
+        return self.trial.settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A comparison: data and methods in `run`, arms, seeds, budget, metrics and claims."""
+
+    name: str  # "room/name": letters, digits, - and _
+    title: str
+    question: str
+    arms: Mapping[str, Settings]
+    metrics: Mapping[str, Metric]  # the first one is the main one
+    scales: Mapping[str, Scale]
+    run: Callable[[Running], Metrics] | None = None
+    run_block: Callable[[Sequence[Running]], Sequence[Metrics]] | None = None  # e.g. by fit_many
+    block: int = 1  # seeds that `run_block` gets at once; a block is the unit of resume
+    claims: Sequence[Claim] = ()
+    varies: Sequence[str] = ()  # what a seed decides
+    paper: str = ""  # its claims are corrected together; "" is a study of our own
+    deviations: Sequence[str] = ()  # from the paper
+    speed: Callable[[Settings, torch.device], Speed] | None = None  # needed for a time budget
+    search: Any = None  # a `tuning.Search`, or none
+    threads: int = 1  # of a trial on a CPU; fixed, so that every executor gives the same bits
+
+    def __post_init__(self) -> None:
+        if (self.run is None) == (self.run_block is None):
+            raise ValueError(f"study {self.name!r}: give run (a trial) or run_block (several)")
+        if not self.arms or not self.metrics:
+            raise ValueError(f"study {self.name!r} needs at least one arm and one metric")
+        for claim in self.claims:
+            for arm in (claim.a, claim.b):
+                if arm not in self.arms:
+                    raise ValueError(
+                        f"study {self.name!r}: a claim names the arm {arm!r}; there are "
+                        f"{', '.join(self.arms)}"
+                    )
+            if claim.metric not in self.metrics:
+                raise ValueError(
+                    f"study {self.name!r}: a claim names the metric {claim.metric!r}; there are "
+                    f"{', '.join(self.metrics)}"
+                )
+
+    @property
+    def main(self) -> str:
+        """The main metric."""
+        return next(iter(self.metrics))
+
+    def scale(self, name: str) -> Scale:
+        """The scale of that name."""
+        if name not in self.scales:
+            raise ValueError(
+                f"study {self.name!r} has no scale {name!r}; it has {', '.join(self.scales)}"
+            )
+        return self.scales[name]
