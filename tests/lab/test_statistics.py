@@ -10,7 +10,7 @@ from scipy import stats
 
 from moiety.lab.statistics import (
     LEVEL,
-    Claim,
+    Evidence,
     detectable,
     holm,
     paired,
@@ -25,7 +25,7 @@ REPEATS = 5000
 
 
 def word(differences, kind="greater", look=1, margin=MARGIN):
-    return verdicts([Claim(kind, differences, margin, look)])[0].word
+    return verdicts([Evidence(kind, differences, margin, look)])[0].word
 
 
 def studies(truth, seeds, spread=0.01, repeats=REPEATS):
@@ -34,7 +34,7 @@ def studies(truth, seeds, spread=0.01, repeats=REPEATS):
 
 def test_p_values_are_those_of_scipy():
     x = studies(0.004, 9, repeats=1)[0]
-    said = verdicts([Claim("greater", x, MARGIN)])[0]
+    said = verdicts([Evidence("greater", x, MARGIN)])[0]
     inside = max(
         stats.ttest_1samp(x, MARGIN, alternative="less").pvalue,
         stats.ttest_1samp(x, -MARGIN, alternative="greater").pvalue,
@@ -71,10 +71,15 @@ def test_the_four_words():
     assert word(0.01 + noise, "equivalent") == "undecided"
 
 
-def test_no_spread_at_all_is_certain():
-    assert word([0.02] * 5) == "holds"
-    assert word([0.0] * 5) == "negligible"
-    assert word([0.01] * 5) == "undecided"
+def test_equal_differences_are_as_sure_as_a_sign_test():
+    # 2⁻⁵ is above the 2 % of a first look, 2⁻⁶ below; rounding must not pass for spread
+    assert word([0.02] * 5) == word([0.0] * 5) == "undecided"
+    equal = [0.9 - 0.88, 0.8 - 0.78, 0.7 - 0.68, 0.6 - 0.58, 0.5 - 0.48, 0.4 - 0.38]
+    assert len(set(equal)) > 1 and word(equal) == "holds"
+    assert word(-np.array(equal)) == "reversed"
+    assert word([0.0] * 6) == "negligible"
+    assert word([0.01] * 60) == "undecided"
+    assert verdicts([Evidence("greater", equal, MARGIN)])[0].p == 2**-6
 
 
 def test_pairs_are_those_of_shared_seeds():
@@ -97,7 +102,7 @@ def test_pairs_are_those_of_shared_seeds():
 )
 def test_what_makes_no_sense_is_refused(claim, message):
     with pytest.raises(ValueError, match=message):
-        Claim(*claim)
+        Evidence(*claim)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
@@ -137,7 +142,7 @@ def test_a_false_word_is_rare(seeds, truth, wrong):
 
 def test_a_family_of_claims_errs_no_more_often_than_one():
     draws = np.random.default_rng(1).normal(MARGIN, 0.01, (1000, 8, 6))
-    said = [[v.word for v in verdicts([Claim("greater", x, MARGIN) for x in y])] for y in draws]
+    said = [[v.word for v in verdicts([Evidence("greater", x, MARGIN) for x in y])] for y in draws]
     assert np.mean(["holds" in words for words in said]) <= LEVEL
 
 
