@@ -64,13 +64,13 @@ class Block(nn.Module):
         self.norm_1, self.attention = nn.LayerNorm(dim), Attention(dim, heads)
         self.norm_2, self.feedforward = nn.LayerNorm(dim), feedforward
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm_1(x))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.norm_1(x), mask)
         return x + self.feedforward(self.norm_2(x))
 
 
 class Attention(nn.Module):
-    """Attention of every patch to every patch."""
+    """Attention of every token to every real one (`mask` `[B, L]`; None: all are real)."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -79,11 +79,13 @@ class Attention(nn.Module):
         self.heads = heads
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         split = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # [B, L, 3, heads, D/heads]
         q, k, v = split.permute(2, 0, 3, 1, 4)
         # Two plain products: torch's FLOP counter sees nothing of its fused attention on a CPU.
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask.bool()[:, None, None, :], float("-inf"))
         y = scores.softmax(-1) @ v
         return self.out(y.transpose(1, 2).flatten(2))
 
