@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 from zipfile import BadZipFile
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..tables import read_jsonl, read_lines, read_table
 from .loading import load_image_processor, load_tokenizer
 
 TABLES = (".csv", ".tsv", ".parquet")
@@ -41,7 +40,7 @@ def read(path: str | Path, *, column: str = "text", limit: int = 512) -> tuple[K
     elif suffix in TABLES:
         rows = _column(path, column, limit)
     elif suffix == ".txt":
-        rows = _lines(path, limit)
+        rows = read_lines(path, limit=limit)
     else:
         kind, rows = _jsonl(path, column, limit)
     if not len(rows):
@@ -165,18 +164,8 @@ def check_ids(rows: list[list[int]], config: Any) -> None:
 # -- files --------------------------------------------------------------------------------------
 
 
-def _lines(path: Path, limit: int) -> list[str]:
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        return list(islice((line.strip() for line in file if line.strip()), limit))
-
-
 def _jsonl(path: Path, column: str, limit: int) -> tuple[Kind, list[Any]]:
-    rows = []
-    for number, line in enumerate(_lines(path, limit), start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            raise ValueError(f"{path.name}, example {number}: this is not JSON") from None
+    rows = read_jsonl(path, limit=limit)
     names = sorted({name for row in rows if isinstance(row, dict) for name in row})
     if column not in names and "input_ids" in names:
         rows = [row for row in rows if isinstance(row, dict) and row.get("input_ids")]
@@ -193,20 +182,8 @@ def _having(path: Path, column: str, names: Sequence[str], rows: list[Any]) -> l
 
 
 def _column(path: Path, column: str, limit: int) -> list[str]:
-    import pandas
-
-    try:
-        if path.suffix.lower() == ".parquet":
-            table = pandas.read_parquet(path)
-        else:
-            separator = "\t" if path.suffix.lower() == ".tsv" else ","
-            table = pandas.read_csv(path, sep=separator, nrows=limit)
-    except ImportError:
-        raise ValueError("a .parquet file needs pyarrow: pip install 'moiety[lab]'") from None
-    except ValueError as error:
-        first = str(error).splitlines()[0]
-        raise ValueError(f"{path.name} cannot be read: {first}") from None
-    rows = table.head(limit).to_dict("records")
+    table = read_table(path, limit=limit)
+    rows = table.to_dict("records")
     return [_text(row[column]) for row in _having(path, column, [*map(str, table.columns)], rows)]
 
 

@@ -1,0 +1,182 @@
+"""Tables that others made: .csv, .tsv, .jsonl and .parquet, the first three also packed (.gz, .xz).
+
+    frame = read_table("people.csv.gz")          # a pandas.DataFrame
+    frame = read_table("tweets.jsonl", limit=512)
+
+Nothing is unpickled, and what a packed file unpacks to has a limit.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:  # pandas takes half a second to load
+    import pandas
+
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+PACKED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+LIMIT = 4 * 2**30  # bytes, unpacked
+# What stands for "nothing here". Not "None": that is the name of a class in many sets.
+MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "#N/A", "<NA>"]
+
+
+def table_kind(path: Path) -> str | None:
+    """The suffix of a table without that of its packing, or none: "a.csv.gz" is ".csv"."""
+    name = path.name.lower()
+    for packing in (*PACKED, ".brotli"):  # Parquet packs inside, and some name the file by it
+        name = name.removesuffix(packing)
+    return next((suffix for suffix in TABLES if name.endswith(suffix)), None)
+
+
+def read_table(path: str | Path, *, limit: int | None = None) -> pandas.DataFrame:
+    """Read a table, or its first `limit` rows; what is wrong with it is said in one sentence."""
+    path = Path(path)
+    kind = table_kind(path)
+    if kind is None:
+        raise ValueError(f"{path.name}: a table must be one of {', '.join(TABLES)}")
+    if kind == ".parquet":
+        return _read_parquet(path, limit)
+    if kind == ".jsonl":
+        import pandas
+
+        return pandas.DataFrame(list(_objects(path, limit)))
+    return _read_csv(path, "\t" if kind == ".tsv" else ",", limit)
+
+
+def read_lines(path: str | Path, *, limit: int | None = None) -> list[str]:
+    """The lines of a text file that are not empty, stripped."""
+    with open_packed(path) as packed, io.TextIOWrapper(packed, "utf-8-sig", "replace") as file:
+        return list(islice((line.strip() for line in file if line.strip()), limit))
+
+
+def read_jsonl(path: str | Path, *, limit: int | None = None) -> list[Any]:
+    """The JSON value of every line."""
+    rows = []
+    for number, line in enumerate(read_lines(path, limit=limit), start=1):
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError):
+            raise ValueError(f"{Path(path).name}, example {number}: this is not JSON") from None
+    return rows
+
+
+def open_packed(path: str | Path, *, limit: int = LIMIT) -> BinaryIO:
+    """Open a file for reading, unpacked where its name says that it is packed."""
+    path = Path(path)
+    opened = PACKED.get(path.suffix.lower(), open)
+    return io.BufferedReader(_Limited(opened(path, "rb"), path.name, limit))  # type: ignore[operator]
+
+
+class _Limited(io.RawIOBase):
+    """A stream that refuses to give more than `limit` bytes: a packed file may be a bomb."""
+
+    def __init__(self, stream: Any, name: str, limit: int) -> None:
+        self.stream, self.name, self.limit, self.left = stream, name, limit, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self.stream.read(len(buffer))
+        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+            raise ValueError(f"{self.name} is damaged ({error}); get it again") from None
+        self.left -= len(data)
+        if self.left < 0:
+            raise ValueError(
+                f"{self.name} holds more than {self.limit / 2**30:.3g} GiB; give a part of it"
+            )
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self.stream.close()
+        super().close()
+
+
+def _read_csv(path: Path, separator: str, limit: int | None) -> pandas.DataFrame:
+    import pandas
+
+    words: dict[str, Any] = {"sep": separator, "skipinitialspace": True, "nrows": limit}
+    words |= {"keep_default_na": False, "na_values": MISSING, "low_memory": False}
+    words |= {"encoding": "utf-8-sig", "encoding_errors": "replace"}
+    if separator == "\t":
+        words["quoting"] = _tsv_quoting(path)
+    _check_header(path, separator)
+    try:
+        with open_packed(path) as file:
+            frame = pandas.read_csv(file, index_col=False, **words)
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
+        first = str(error).splitlines()[0]
+        raise ValueError(f"{path.name} cannot be read: {first}") from None
+    frame.columns = [str(name).strip() for name in frame.columns]
+    return frame
+
+
+def _tsv_quoting(path: Path) -> int:
+    """Whether quotes quote: in many tab-separated files (tweets) they are just characters."""
+    with open_packed(path) as file:
+        head = file.read(2**20)
+    cells = [cell for line in head.splitlines() for cell in line.split(b"\t")]
+    opened = [cell for cell in cells if cell.startswith(b'"')]
+    whole = [cell for cell in opened if len(cell) > 1 and cell.endswith(b'"')]
+    return csv.QUOTE_MINIMAL if len(whole) == len(opened) else csv.QUOTE_NONE
+
+
+def _check_header(path: Path, separator: str) -> None:
+    """Raise where the first row names a column twice, or looks like data."""
+    with open_packed(path) as packed, io.TextIOWrapper(packed, "utf-8-sig", "replace") as file:
+        row = next(csv.reader(file, delimiter=separator, skipinitialspace=True), [])
+    names = [cell.strip() for cell in row]
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    numbers = [(place, cell) for place, cell in enumerate(names) if _is_number(cell)]
+    # Columns may be called 0, 1, 2 … or by years; a row of data is no such series.
+    series = [float(cell) - place for place, cell in numbers]
+    if numbers and (len(numbers) == 1 or len(set(series)) > 1):
+        shown = separator.join(names[:4])
+        raise ValueError(
+            f"{path.name} seems to have no header, its first row is {shown!r}…; "
+            "put a row with the names of the columns on top"
+        )
+    if twice:
+        raise ValueError(f"{path.name} has two columns {twice[0]!r}; rename one of them")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return float(cell) == float(cell)  # a column may be called "nan"
+    except ValueError:
+        return False
+
+
+def _read_parquet(path: Path, limit: int | None) -> pandas.DataFrame:
+    import pandas
+
+    try:
+        frame = pandas.read_parquet(path)
+    except ImportError:
+        raise ValueError("a .parquet file needs pyarrow: pip install 'moiety[lab]'") from None
+    except (ValueError, OSError) as error:
+        first = str(error).splitlines()[0]
+        raise ValueError(f"{path.name} cannot be read: {first}") from None
+    return frame if limit is None else frame.head(limit)
+
+
+def _objects(path: Path, limit: int | None) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(read_jsonl(path, limit=limit), start=1):
+        if not isinstance(row, dict):
+            raise ValueError(
+                f"{path.name}, example {number}: a line must be an object such as "
+                '{"text": "…", "label": "…"}'
+            )
+        yield row
