@@ -43,10 +43,7 @@ Kind = Literal["greater", "equivalent"]
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
     """a − b over the seeds that both have, in the order of the seeds."""
-    shared = sorted(a.keys() & b.keys())
-    if len(shared) < 2:
-        raise ValueError(f"two arms share {len(shared)} seeds: a comparison needs at least two")
-    differences = [a[seed] - b[seed] for seed in shared]
+    differences = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
     if not all(map(math.isfinite, differences)):
         raise ValueError("a metric is NaN or infinite: record a trial that broke down as failed")
     return differences
@@ -76,7 +73,7 @@ def seeds_needed(pilot: ArrayLike, margin: float, claims: int = 1) -> int:
     used, which the true one exceeds once in five pilots. claims: of the family, corrected together.
     """
     x = _values(pilot)
-    _check_margin(margin)
+    check_margin(margin)
     free = len(x) - 1
     spread = float(x.std(ddof=1)) * math.sqrt(free / stats.chi2.ppf(0.2, free))
     level = spent(1) / claims
@@ -108,13 +105,16 @@ def _power_to_dismiss(spread: float, margin: float, n: int, level: float) -> flo
     return max(2 * float(stats.nct.sf(critical, n - 1, shift)) - 1, 0.0)
 
 
-def seeds_to_decide(values: ArrayLike, margin: float, look: int) -> int | None:
-    """How many seeds would decide it at that look, if effect and spread stay; None: over MOST."""
+def seeds_to_decide(values: ArrayLike, margin: float, level: float) -> int | None:
+    """How many seeds decide at that level, if effect and spread stay; None: more than MOST."""
     x = _values(values)
     distance = abs(abs(float(x.mean())) - margin)
     n = np.arange(len(x) + 1, MOST + 1)
-    quantiles = special.stdtrit(n - 1, 1 - spent(look)) + special.stdtrit(n - 1, POWER)
-    enough = n[quantiles * float(x.std(ddof=1)) / np.sqrt(n) <= distance]
+    if np.ptp(x) <= SAME * margin:
+        enough = n[(0.5**n <= level) & (distance > SAME * margin)]
+    else:
+        quantiles = special.stdtrit(n - 1, 1 - level) + special.stdtrit(n - 1, POWER)
+        enough = n[quantiles * float(x.std(ddof=1)) / np.sqrt(n) <= distance]
     return int(enough[0]) if len(enough) else None
 
 
@@ -133,7 +133,7 @@ class Evidence:
     def __post_init__(self) -> None:
         if self.kind not in ("greater", "equivalent"):
             raise ValueError(f'a claim is "greater" or "equivalent", got {self.kind!r}')
-        _check_margin(self.margin)
+        check_margin(self.margin)
         _values(self.differences)
         spent(self.look)
 
@@ -155,14 +155,20 @@ class Verdict:
         return f"{self.word}: {self.effect:.4g} [{low:.4g}, {high:.4g}], {self.seeds} seeds"
 
 
-def verdicts(family: Sequence[Evidence]) -> list[Verdict]:
-    """The verdicts on all claims of one family (a paper), corrected for their number."""
+def verdicts(family: Sequence[Evidence], untested: int = 0) -> list[Verdict]:
+    """The verdicts on all claims of one family (a paper), corrected for their number.
+
+    untested: claims of the family without evidence; each counts like one with p = 1.
+    """
     if not family:
         return []
-    levels = np.array([spent(each.look) for each in family])
-    table = np.array([_p_values(np.asarray(e.differences, float), e.margin) for e in family])
+    levels = np.array([spent(each.look) for each in family] + [spent(1)] * untested)
+    table = np.array(
+        [_p_values(np.asarray(e.differences, float), e.margin) for e in family]
+        + [(1.0, 1.0, 1.0)] * untested
+    )
     adjusted = np.stack([holm(ps, levels) for ps in table.T], 1)  # [claims, (above, below, inside)]
-    return [_verdict(each, ps) for each, ps in zip(family, adjusted, strict=True)]
+    return [_verdict(each, ps) for each, ps in zip(family, adjusted)]
 
 
 def holm(p: ArrayLike, levels: ArrayLike = 1.0) -> NDArray[np.float64]:
@@ -226,6 +232,6 @@ def _error(x: NDArray[np.float64]) -> float:
     return float(x.std(ddof=1)) / math.sqrt(len(x))
 
 
-def _check_margin(margin: float) -> None:
+def check_margin(margin: float) -> None:
     if not (isinstance(margin, (int, float)) and 0 < margin < math.inf):
         raise ValueError(f"the smallest effect that matters must be positive, got {margin!r}")
