@@ -48,26 +48,18 @@ def run_study(
     "flops" (the default), "examples" or "time". arms: some of the study's. pilot: seeds of a pilot
     that fixes the number of seeds. command: what to print as the command that continues.
     """
-    study = load_study(reference)
-    folder = Path(out) if out is not None else default_folder(study.name, scale)
     asked: dict[str, Any] = {"seeds": seeds, "device": device, "workers": workers, "ray": ray}
     asked |= {"equal": equal, "budget": budget, "arm": list(arms or ()), "pilot": pilot}
-    run = Run(
-        study=study,
-        reference=reference,
-        scale=scale,
-        folder=folder,
-        device=str(find_device(device)),
-        arms=choose_arms(study, arms),
-        console=console or Console(),
-        command=command or command_line(reference, scale, folder, asked),
-        executor=choose_executor(workers, ray),
-        workers=workers,
+    run = open_run(
+        reference, scale=scale, out=out, device=device, workers=workers, arms=arms, console=console
     )
-    with io.lease(folder, wait=wait):
+    run.executor = choose_executor(workers, ray)
+    run.command = command or command_line(reference, scale, run.folder, asked)
+    with io.lease(run.folder, wait=wait):
         try:
+            run.draft_plan(seeds, pilot, None if budget is None else parse_time(budget), equal)
             run.begin()
-            run.fix_plan(seeds, pilot, None if budget is None else parse_time(budget), equal)
+            run.fix_plan(pilot)
             result = run.to_the_end()
         except KeyboardInterrupt:
             done = len(run.store.finished())
@@ -76,6 +68,33 @@ def run_study(
         write_page(run, result)
         tell_failures(run, result)
     return result
+
+
+def open_run(
+    reference: str,
+    *,
+    scale: str = "small",
+    out: str | Path | None = None,
+    device: str = "cpu",
+    workers: int = 1,
+    arms: Sequence[str] | None = None,
+    console: Console | None = None,
+) -> Run:
+    """A run as it stands in its folder; nothing is written."""
+    study = load_study(reference)
+    study.scale(scale)
+    run = Run(
+        study=study,
+        reference=reference,
+        scale=scale,
+        folder=default_folder(study.name, scale) if out is None else Path(out),
+        device=str(find_device(device)),
+        arms=choose_arms(study, arms),
+        workers=workers,
+        console=console or Console(),
+    )
+    run.check_folder()
+    return run
 
 
 def default_folder(name: str, scale: str) -> Path:

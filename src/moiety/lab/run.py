@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from .. import io
-from .executors import Executor, Job, Outcome
+from .executors import Executor, InProcess, Job, Outcome
 from .plan import PILOT_SEED, Plan, check_pilot, fix_budget, fix_seeds, seeds_from_pilot
 from .progress import Course
 from .store import Store, Trial
@@ -23,6 +23,12 @@ def read_looks(folder: Path) -> list[dict[str, Any]]:
     """Each time that verdicts were seen."""
     path = folder / "looks.json"
     return io.read_json(path) if path.exists() else []
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan that a folder is fixed to, if any."""
+    path = folder / "plan.json"
+    return io.read_json(path) if path.exists() else {}
 
 
 class Run:
@@ -37,16 +43,15 @@ class Run:
         folder: Path,
         device: str,
         arms: list[str],
-        console: Console,
-        command: str,
-        executor: Executor,
         workers: int,
+        console: Console,
     ) -> None:
         if reference.endswith((".py", ".toml")):
             reference = str(Path(reference).resolve())  # a worker may be in another folder
         self.study, self.reference, self.scale, self.folder = study, reference, scale, folder
-        self.device, self.arms, self.console, self.command = device, arms, console, command
-        self.executor, self.workers = executor, workers
+        self.device, self.arms, self.workers, self.console = device, arms, workers, console
+        self.executor: Executor = InProcess()
+        self.command = ""  # that continues this run
         self.store = Store(folder)
         self.plan: Plan = {}
         self.make = Maker(study, scale, device, self.plan)
@@ -56,9 +61,8 @@ class Run:
 
     # -- before the trials -----------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Say in the folder what runs here; refuse a folder of another study or scale."""
-        self.study.scale(self.scale)
+    def check_folder(self) -> dict[str, Any]:
+        """Refuse a folder of another study or scale; return what study.json says."""
         path = self.folder / "study.json"
         before = io.read_json(path) if path.exists() else {}
         for name, value in (("name", self.study.name), ("scale", self.scale)):
@@ -67,19 +71,22 @@ class Run:
                     f"{self.folder} holds a run of {name} {before[name]}, not {value}; "
                     "choose another folder with --out"
                 )
+        return before
+
+    def begin(self) -> None:
+        """Say in the folder what runs here."""
+        created = self.check_folder().get("created")
         now = datetime.now().astimezone().isoformat("T", "seconds")
         about = {"name": self.study.name, "reference": self.reference, "scale": self.scale}
-        about |= {"device": self.device, "command": self.command}
-        io.write_json(path, {**about, "created": before.get("created", now)})
+        about |= {"device": self.device, "command": self.command, "created": created or now}
+        io.write_json(self.folder / "study.json", {**about, "seeds": self.plan["seeds"]})
 
-    def fix_plan(
+    def draft_plan(
         self, seeds: int | None, pilot: int | None, seconds: float | None, equal: str | None
     ) -> None:
-        """Settle seeds and examples, and store them before the first trial that counts."""
-        plan, looks = self.plan, read_looks(self.folder)
-        path, scale = self.folder / "plan.json", self.study.scale(self.scale)
-        if path.exists():
-            plan.update(io.read_json(path))
+        """Settle seeds and examples: as stored, and else as asked or as the scale says."""
+        plan, looks, scale = self.plan, read_looks(self.folder), self.study.scale(self.scale)
+        plan.update(read_plan(self.folder))
         if pilot is not None:
             check_pilot(self.study, looks, pilot, seeds)
         fix_seeds(plan, looks, seeds, scale.seeds)
@@ -96,6 +103,10 @@ class Run:
             workers=self.workers,
             tune=search.count(self.scale) * search.seeds if search else 0,
         )
+
+    def fix_plan(self, pilot: int | None) -> None:
+        """Store the plan before the first trial that counts, after a pilot where one is wanted."""
+        path, plan = self.folder / "plan.json", self.plan
         io.write_json(path, plan)
         if pilot is not None and (plan.get("pilot") or {}).get("seeds") != pilot:
             plan.update(self._pilot(pilot))
@@ -121,29 +132,19 @@ class Run:
     def to_the_end(self) -> dict[str, Any]:
         """Tune, run every pending trial, and finish."""
         if self.study.search:
-            tuner = self._tuner(self.arms)
+            tuner = self.tuner(self.arms)
             while blocks := tuner.next(self.store):
                 self.run("search", blocks, [t for block in blocks for t in block], retry=False)
-        tuned = self._tuned(self.arms)
-        arms = [arm for arm in self.arms if tuned.get(arm, {}) is not None]
-        blocks = self.make.blocks(arms, self.plan["seeds"], "main", tuned)
-        self.run("trials", blocks, self._counted(blocks))
+        self.run("trials", self._blocks(self.arms), self.planned(self.arms) or [])
         return self._finish()
 
     def _finish(self) -> dict[str, Any]:
         """Compute the verdicts, if every trial of the plan has ended."""
         from .result import summarise
 
-        arms, account = self.plan["arms"], None
-        if self.study.search:
-            tuner = self._tuner(arms)
-            if tuner.next(self.store):
-                return self._unfinished()
-            account = tuner.account(self.store)
-        tuned = self._tuned(arms)
-        arms = [arm for arm in arms if tuned.get(arm, {}) is not None]
-        blocks = self.make.blocks(arms, self.plan["seeds"], "main", tuned)
-        trials = self._counted(blocks)
+        trials = self.planned(self.plan["arms"])
+        if trials is None:
+            return self._unfinished()
         if self.store.pending(trials, retry=False):
             return self._unfinished()
         result = summarise(
@@ -155,7 +156,7 @@ class Run:
             looks=read_looks(self.folder),
             command=self.command,
             device=self.device,
-            tuning=account,
+            tuning=self.tuner(self.plan["arms"]).account(self.store) if self.study.search else None,
         )
         io.write_json(self.folder / "looks.json", result["looks"])  # first: it is paid for
         io.write_json(self.folder / "result.json", result)
@@ -200,7 +201,8 @@ class Run:
             metrics = {n: v for n, v in metrics.items() if kinds[n].split == "validation"}
         self.store.finish(trial, metrics, **about)  # type: ignore[arg-type]
 
-    def _tuner(self, arms: Sequence[str]) -> Any:
+    def tuner(self, arms: Sequence[str]) -> Any:
+        """The search of the study for these arms."""
         from .tuning import Tuner
 
         def make(arm: str, seed: int, tuned: Any) -> Trial:
@@ -208,9 +210,15 @@ class Run:
 
         return Tuner(self.study, scale=self.scale, make=make, arms=arms)
 
-    def _tuned(self, arms: Sequence[str]) -> dict[str, Any]:
-        return self._tuner(arms).chosen(self.store) if self.study.search else {}
+    def planned(self, arms: Sequence[str]) -> list[Trial] | None:
+        """The main trials of these arms; None while the search has not found their settings."""
+        if self.study.search and self.tuner(arms).next(self.store):
+            return None
+        trials = [trial for block in self._blocks(arms) for trial in block]
+        return [trial for trial in trials if trial.seed < self.plan["seeds"]]
 
-    def _counted(self, blocks: list[list[Trial]]) -> list[Trial]:
-        """The trials of blocks that are within the planned seeds."""
-        return [t for block in blocks for t in block if t.seed < self.plan["seeds"]]
+    def _blocks(self, arms: Sequence[str]) -> list[list[Trial]]:
+        """The blocks of the main trials, without the arms that a search found nothing for."""
+        tuned = self.tuner(arms).chosen(self.store) if self.study.search else {}
+        left = [arm for arm in arms if tuned.get(arm, {}) is not None]
+        return self.make.blocks(left, self.plan["seeds"], "main", tuned)
