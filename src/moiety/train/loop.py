@@ -27,6 +27,8 @@ from ..watch import watch
 from .draws import step_seed
 from .fit import seeded
 
+SHARE = 20  # a large model trains at least so many times as long as it is being saved
+
 
 class Curve(Protocol):
     """Where values by step go; a `lab.store.Curve`."""
@@ -100,7 +102,8 @@ def train(
 
     loss         of the examples with these numbers, without the losses of routers, which are added
     score        on validation data, larger is better
-    save_every   seconds between checkpoints; they follow points of the curve, and change no bits
+    save_every   seconds between checkpoints, or more where saving is slow; 0: at each point of the
+                 curve. When they are saved changes no bits
     """
     run = _Run(model, recipe, examples, seed, loss, score)
     saved = checkpoint.load() if checkpoint else None
@@ -110,7 +113,7 @@ def train(
             run.restore(saved)
         if curve:
             curve.rewind(run.step)
-        last = time.monotonic()
+        last, pause = time.monotonic(), save_every
         while run.step < recipe.steps:
             run.advance()
             if not run.at_point:
@@ -118,9 +121,10 @@ def train(
             values = run.point()
             if curve:
                 curve.append(run.step, **values)
-            if checkpoint and time.monotonic() - last >= save_every:
+            if checkpoint and (start := time.monotonic()) - last >= pause:
                 checkpoint.save(run.state())
                 last = time.monotonic()
+                pause = save_every and max(save_every, SHARE * (last - start))
             if tick:
                 tick(run.step / recipe.steps)
     return run.finish()
@@ -142,9 +146,7 @@ class _Run:
         self.loss, self.score = loss, score
         self.routed = any(isinstance(part, MoE) for part in model.modules())
         trained = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            trained, lr=recipe.lr, weight_decay=recipe.weight_decay
-        )
+        self.optimizer = torch.optim.AdamW(trained, lr=recipe.lr, weight_decay=recipe.weight_decay)
         self.trained, self.device = trained, trained[0].device
         self.examples, self.batch = examples, min(recipe.batch, examples)
         self.step, self.losses = 0, []  # type: tuple[int, list[Tensor]]
@@ -194,7 +196,7 @@ class _Run:
         return self.recipe.at(self.step, self.recipe.checks)
 
     def point(self) -> dict[str, float]:
-        """The values for the curve: mean loss since the last point, and a check where one is due."""
+        """The values of a curve: mean loss since the last one, and a check where one is due."""
         values = {"loss": float(torch.stack(self.losses).double().mean())}
         self.losses = []
         if not math.isfinite(values["loss"]):

@@ -1,0 +1,19 @@
+"""Which router on these data? A comparison that a user asks for in one line, as a study.
+
+study = from_toml("runs/compare/adult/study.toml")     # what `moiety compare` wrote, or a user
+
+| file | what |
+|---|---|
+| `asked.py` | what was asked for: a TOML file, every key checked |
+| `models.py` | the model of an arm: a preset built for the data, or one of Hugging Face, upcycled |
+| `task.py` | inputs, losses and measures of a problem |
+| `measure.py` | what an arm costs and where its tokens go |
+| `study.py` | the study: arms, metrics, claims, a trial, its speed |
+| `headline.py` | what the result says, in a sentence |
+"""
+
+from .asked import Asked, read_asked, write_asked
+from .headline import headline
+from .study import from_toml, make_study
+
+__all__ = ["Asked", "from_toml", "headline", "make_study", "read_asked", "write_asked"]

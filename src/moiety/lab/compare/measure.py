@@ -1,0 +1,94 @@
+"""What an arm costs, measured: active FLOPs, parameters, memory; and where its tokens go."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import cost
+from ...moe import MoE
+from ...watch import watch
+from .task import Task
+
+COUNTED = 64  # examples that FLOPs are counted on
+ALONE = 16  # texts, which are counted one by one, without padding
+
+
+def flops(model: nn.Module, task: Task) -> float:
+    """Active forward FLOPs of an example of the validation data; no padding is counted."""
+    there = len(task.splits["validation"])
+    texts = "attention_mask" in task.splits["validation"].inputs
+    size, count = (1, min(ALONE, there)) if texts else (COUNTED, min(COUNTED, there))
+
+    def run() -> None:
+        for start in range(0, count, size):
+            task.answer(model, "validation", slice(start, min(start + size, count)))
+
+    with _plain_backend(model):
+        return cost.forward_flops(run, model) / count
+
+
+@contextlib.contextmanager
+def _plain_backend(model: nn.Module) -> Iterator[None]:
+    """Run experts one by one, so that torch counts all products and no others."""
+    layers = [part for part in model.modules() if isinstance(part, MoE)]
+    usual = [layer.backend for layer in layers]
+    for layer in layers:
+        layer.backend = "loop"
+    try:
+        yield
+    finally:
+        for layer, backend in zip(layers, usual):
+            layer.backend = backend
+
+
+def memory(model: nn.Module, task: Task, batch: int) -> int:
+    """Bytes of a training step: weights, gradients, AdamW's two states, and what a batch saves.
+
+    An estimate, for a CPU, which keeps no account; on a GPU `torch.cuda` is asked instead.
+    """
+    saved: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def keep(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    rows = slice(0, min(batch, len(task.splits["train"])))
+    modes = {part: part.training for part in model.modules()}
+    model.eval()  # the same sizes, and nothing is drawn or counted
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        task.loss(task.answer(model, "train", rows), "train", rows)
+    for part, training in modes.items():
+        part.training = training
+    weights = sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in
+                  model.parameters())  # fmt: skip
+    return weights + sum(saved.values())
+
+
+def loads(model: nn.Module, task: Task) -> tuple[Tensor, dict[str, list[float]]]:
+    """The answers to the validation data, and the share of every expert in each block's work."""
+    if not any(isinstance(part, MoE) for part in model.modules()):
+        return task.answers(model, "validation"), {}
+    with watch(model) as routes:
+        answers = task.answers(model, "validation")
+    found = {}
+    for number, load in enumerate(routes.load().values(), start=1):
+        share = load.double() / load.sum().clamp(min=1)
+        found[f"block {number}"] = [round(float(value), 6) for value in share]
+    return answers, found
+
+
+def costs(model: nn.Module, task: Task, batch: int) -> dict[str, Any]:
+    """FLOPs, parameters and memory, by the names that the page knows."""
+    return {
+        "flops": flops(model, task),
+        "parameters": cost.parameters(model),
+        "memory": memory(model, task, batch),
+    }

@@ -1,0 +1,266 @@
+"""The study of a comparison: its arms, metrics and claims, one trial, and how fast an arm is."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import cost
+from ...data import load_problem
+from ...data.problem import Problem
+from ...models.mixture import DENSE
+from ...train.loop import Recipe, train
+from ..claims import Claim, greater
+from ..study import Metrics, Running, Scale, Settings, Speed, Study
+from ..tuning import LogUniform, Search
+from . import measure
+from .asked import Asked, read_asked
+from .models import Maker, find_maker
+from .task import Task
+
+POINTS, CHECKS = 40, 8  # of a curve; on validation data
+SMOKE = 8  # steps of a trial at the smallest scale
+TIMED = 1.0  # seconds of training that a speed is read from
+
+
+def from_toml(path: str | Path) -> Study:
+    """The study that a TOML file asks for."""
+    return make_study(read_asked(Path(path)))
+
+
+def make_study(asked: Asked) -> Study:
+    """The study of a comparison; its data are read now."""
+    return Comparison.of(asked).study()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison with its data and the maker of its models."""
+
+    asked: Asked
+    problem: Problem
+    maker: Maker
+    task: Task
+
+    @classmethod
+    def of(cls, asked: Asked) -> Comparison:
+        """Read the data and find the model."""
+        problem = load_problem(
+            asked.data,
+            targets=asked.targets,
+            text=asked.text,
+            data_dir=asked.data_dir,
+            seed=asked.split_seed,
+            max_examples=asked.max_examples,
+        )
+        maker = find_maker(asked.model, problem)
+        return cls(asked, problem, maker, Task.of(problem, maker.reader))
+
+    def study(self) -> Study:
+        """The study, with a claim for every router."""
+        asked, problem, names = self.asked, self.problem, [t.name for t in self.problem.targets]
+        slug = re.sub(r"[^a-z0-9]+", "-", problem.name.lower()).strip("-") or "data"
+        start = "new head and routers" if self.maker.upcycled else "first weights"
+        question = f"Which router predicts {' and '.join(names)} of {problem.name} best"
+        search = None
+        if asked.tune:
+            lr = self.settings["lr"]
+            search = Search(
+                space={"lr": LogUniform(lr / 5, lr * 5)},
+                trials=asked.tune,
+                metric=f"validation {self.task.main}",
+            )
+        return Study(
+            name=f"compare/{slug}",
+            title=f"Routers on {problem.name}",
+            question=f"{question}? " + " ".join(f"{text.rstrip('.')}." for text in self.notes),
+            arms=self.arms,
+            metrics=self.task.metrics(),
+            scales={
+                "smoke": Scale(2, {**self.settings, "examples": SMOKE * self.settings["batch"]}),
+                "small": Scale(asked.seeds, self.settings, budget=asked.budget),
+            },
+            run=self.run,
+            speed=self.speed,
+            claims=self.claims,
+            varies=(start, "order of the examples", "noise of routers and dropout"),
+            search=search,
+        )
+
+    # -- what is compared ------------------------------------------------------------------------
+
+    @property
+    def arms(self) -> dict[str, dict[str, Any]]:
+        """The settings of every arm: its router, and options of it."""
+        return {
+            name: {
+                "router": given["router"],
+                "options": {word: value for word, value in given.items() if word != "router"},
+            }
+            for name, given in self.asked.arms.items()
+        }
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """What all arms share; changed data or another model make new trials."""
+        asked, maker = self.asked, self.maker
+        shared = {
+            "data": fingerprint(self.problem),
+            "model": maker.name,
+            "experts": asked.experts,
+            "k": asked.k,
+            "lr": asked.lr or maker.lr,
+            "batch": asked.batch or maker.batch,
+        }
+        return {**shared, "init": asked.init} if maker.upcycled else shared
+
+    @property
+    def claims(self) -> list[Claim]:
+        """That each router beats the dense model by more than the margin."""
+        margin, main = self.asked.margin, self.task.main
+        return [
+            greater(
+                name,
+                DENSE,
+                margin,
+                metric=main,
+                quote=f"Is {name} better than dense on {self.problem.name}?",
+                reason="the smallest difference that was asked for",
+                tier="our own",
+            )
+            for name in self.arms
+            if name != DENSE and DENSE in self.arms
+        ]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know of data and training, a line each."""
+        share, used = self.settings, self.maker
+        trained = (
+            f"Training: AdamW, learning rate {share['lr']:g} with a warm-up over a tenth of the "
+            f"steps and a cosine down to zero, batches of {share['batch']}; of {CHECKS} checks on "
+            "validation data the best is kept and tested once"
+        )
+        costs = (
+            "Memory: of a training step; on a CPU estimated from weights, gradients, AdamW's "
+            "states and what a batch saves for the backward pass. FLOPs: active, forward, of one "
+            "example, padding not counted"
+        )
+        leaks = [f"Suspected leak: {leak}" for leak in self.problem.leaks]
+        return [*self.problem.notes, *leaks, f"Model: {used.about}", trained, costs]
+
+    # -- a trial ---------------------------------------------------------------------------------
+
+    def build(self, settings: Settings, seed: int, device: torch.device) -> nn.Module:
+        """The model of an arm."""
+        return self.maker.build(settings, seed).to(device)
+
+    def run(self, running: Running) -> Metrics:
+        """Train one arm from one seed, test it once, and tell what it cost."""
+        settings, device = running.settings, running.device
+        task, model = self.task.to(device), self.build(settings, running.seed, device)
+        costs = measure.costs(model, task, settings["batch"])
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        self.train(model, task, settings, running)
+        if device.type == "cuda":
+            costs["memory"] = torch.cuda.max_memory_allocated(device)
+        answers, loads = measure.loads(model, task)
+        costs["flops"] = measure.flops(model, task)  # as it routes now that it has learned
+        running.extra.update(costs, loads=loads)
+        validation = task.measure(answers, "validation")[task.main]
+        tested = task.measure(task.answers(model, "test"), "test")
+        found = {**tested, f"validation {task.main}": validation}
+        return {name: found[name] for name in task.metrics()}
+
+    def train(
+        self, model: nn.Module, task: Task, settings: Settings, running: Running | None = None
+    ) -> None:
+        """Train a model for the examples that its settings say; the best check is kept."""
+        there = len(task.splits["train"])
+        batch = min(settings["batch"], there)
+        recipe = Recipe(
+            steps=max(round(settings["examples"] / batch), 1),
+            batch=batch,
+            lr=settings["lr"],
+            points=POINTS,
+            checks=CHECKS if running else 1,
+        )
+
+        def loss(rows: Tensor) -> Tensor:
+            return task.loss(task.answer(model, "train", rows), "train", rows)
+
+        def score() -> float:
+            if running is None:
+                return 0.0
+            return task.measure(task.answers(model, "validation"), "validation")[task.main]
+
+        words: Mapping[str, Any] = {}
+        if running is not None:
+            words = {
+                "curve": running.curve,
+                "checkpoint": running.checkpoint,
+                "tick": running.tick,
+            }
+        seed = running.seed if running else 0
+        train(model, recipe, examples=there, seed=seed, loss=loss, score=score, **words)
+
+    # -- how fast --------------------------------------------------------------------------------
+
+    def speed(self, settings: Settings, device: torch.device) -> Speed:
+        """Time a few steps and an evaluation of an arm."""
+        begin = time.perf_counter()
+        task, model = self.task.to(device), self.build(settings, 0, device)
+        flops = measure.costs(model, task, settings["batch"])["flops"]
+        built = time.perf_counter() - begin
+        batch = min(settings["batch"], len(task.splits["train"]))
+
+        def timed(steps: int) -> float:
+            start = time.perf_counter()
+            self.train(model, task, {**settings, "examples": steps * batch})
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            return (time.perf_counter() - start) / steps
+
+        timed(2)  # the first steps are slower
+        seconds = timed(min(max(int(TIMED / timed(3)), 3), 200))
+        return Speed(seconds / batch, flops, built + self._testing(model, task))
+
+    def _testing(self, model: nn.Module, task: Task) -> float:
+        """Seconds of all evaluations of a trial, from one of them."""
+        model.eval()
+        start = time.perf_counter()
+        rows = slice(0, 512)
+        with torch.no_grad():
+            some = len(task.answer(model, "validation", rows).cpu())
+        one = (time.perf_counter() - start) / some
+        sizes = {name: len(split) for name, split in task.splits.items()}
+        return one * ((CHECKS + 1) * sizes["validation"] + sizes["test"])
+
+    def cost(self, arm: str, device: torch.device) -> dict[str, Any]:
+        """What an arm would cost, without training it: for a dry run."""
+        settings = {**self.settings, **self.arms[arm]}
+        task, model = self.task.to(device), self.build(settings, 0, device)
+        found = measure.costs(model, task, settings["batch"])
+        return {**found, "trained": cost.parameters(model, trainable=True)}
+
+
+def fingerprint(problem: Problem) -> str:
+    """A hash of all examples and their split, so that trials on other data never mix."""
+    digest = hashlib.sha256()
+    for name, split in problem.splits.items():
+        digest.update(name.encode())
+        for values in (*split.inputs.values(), *split.targets.values()):
+            digest.update(values.contiguous().numpy().tobytes())
+        for text in split.texts:
+            digest.update(text.encode() + b"\0")
+    return digest.hexdigest()[:16]
