@@ -141,12 +141,17 @@ class Tuner:
     def account(self, store: Store) -> dict[str, Any]:
         """What was tried, discarded and chosen, and the best value after 1, 2, … settings."""
         records, search = _ended(store), self.search
+        own = {
+            f"{name} ({arm})": text
+            for arm in self.arms
+            for name, text in _texts(search.spaces.get(arm, {})).items()
+        }
         return {
             "trials": self.count,
             "seeds": search.seeds,
             "metric": search.metric,
             "sampler": search.sampler,
-            "space": {name: str(values) for name, values in search.space.items()},
+            "space": _texts(search.space) | own,
             "arms": {arm: self._account(arm, records) for arm in self.arms},
         }
 
@@ -161,7 +166,7 @@ class Tuner:
         account = {
             "tried": len(draws),
             "discarded": dict(discarded),
-            "space": {name: str(values) for name, values in self.search.of(arm).items()},
+            "space": _texts(self.search.of(arm)),
             "chosen": last.settings if last else None,
             "best": [fmean(found.values) if found else None for found in running],
         }
@@ -234,6 +239,10 @@ class Tuner:
         if record["metrics"].get(self.search.metric) is None:
             return f"has no {self.search.metric}"
         return self.search.rule(record) if self.search.rule else None
+
+
+def _texts(space: Mapping[str, Range]) -> dict[str, str]:
+    return {name: str(values) for name, values in space.items()}
 
 
 def _name(settings: Mapping[str, Any]) -> str:

@@ -116,12 +116,12 @@ study = Study(
             "adadelta": {"lr": LogUniform(1e-2, 10.0)},
             "sgd": {"lr": LogUniform(1e-3, 1.0), "momentum": Uniform(0.5, 0.99)},
         },
-        trials={"smoke": 2, "small": 16, "full": 64},
+        trials={"smoke": 2, "small": 32, "full": 64},
         metric=VALIDATION,
     ),
     scales={
         "smoke": Scale(seeds=2, settings={"epochs": 2, "width": 16}),
-        "small": Scale(seeds=24, settings={"epochs": 20, "width": 64}),
+        "small": Scale(seeds=32, settings={"epochs": 30, "width": 64}),
         "full": Scale(seeds=64, settings={"epochs": 60, "width": 256}),
     },
     claims=[
