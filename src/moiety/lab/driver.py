@@ -53,13 +53,15 @@ def run_study(
     run = open_run(
         reference, scale=scale, out=out, device=device, workers=workers, arms=arms, console=console
     )
+    find_device(device)
     run.executor = choose_executor(workers, ray)
     run.command = command or command_line(reference, scale, run.folder, asked)
     with io.lease(run.folder, wait=wait):
         try:
             run.draft_plan(seeds, pilot, None if budget is None else parse_time(budget), equal)
             run.begin()
-            run.fix_plan(pilot)
+            if pilot is not None:
+                run.pilot(pilot)
             result = run.to_the_end()
         except KeyboardInterrupt:
             done = len(run.store.finished())
@@ -88,7 +90,7 @@ def open_run(
         reference=reference,
         scale=scale,
         folder=default_folder(study.name, scale) if out is None else Path(out),
-        device=str(find_device(device)),
+        device=device,
         arms=choose_arms(study, arms),
         workers=workers,
         console=console or Console(),

@@ -141,10 +141,10 @@ def fix_budget(
         speed["examples"] = _examples(budget, speed, arm)
 
 
-def estimate(budget: Mapping[str, Any], arms: Sequence[str], seeds: int, together: float) -> float:
-    """The seconds that a run takes at the calibrated speeds."""
-    speeds = [budget["arms"][arm] for arm in arms]
-    return seeds * sum(s["start"] + s["examples"] * s["seconds"] for s in speeds) / together
+def estimate(budget: Mapping[str, Any], arm: str) -> float:
+    """The seconds of a trial at the calibrated speed."""
+    speed = budget["arms"][arm]
+    return speed["start"] + speed["examples"] * speed["seconds"]
 
 
 def _together(study: Study, device: str, workers: int, seeds: int, arms: int) -> float:

@@ -105,9 +105,9 @@ class Course:
 
 
 def duration(seconds: float) -> str:
-    """A time to read: "0.4 s", "12 s", "3 min", "1 h 20 min"."""
+    """A time to read: "0.42 s", "12 s", "3 min", "1 h 20 min"."""
     if seconds < 10:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.2g} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)

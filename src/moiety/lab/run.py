@@ -74,8 +74,9 @@ class Run:
         return before
 
     def begin(self) -> None:
-        """Say in the folder what runs here."""
+        """Say in the folder what is planned and what runs here, before the first trial."""
         created = self.check_folder().get("created")
+        self.store_plan()
         now = datetime.now().astimezone().isoformat("T", "seconds")
         about = {"name": self.study.name, "reference": self.reference, "scale": self.scale}
         about |= {"device": self.device, "command": self.command, "created": created or now}
@@ -104,17 +105,13 @@ class Run:
             tune=search.count(self.scale) * search.seeds if search else 0,
         )
 
-    def fix_plan(self, pilot: int | None) -> None:
-        """Store the plan before the first trial that counts, after a pilot where one is wanted."""
-        path, plan = self.folder / "plan.json", self.plan
-        io.write_json(path, plan)
-        if pilot is not None and (plan.get("pilot") or {}).get("seeds") != pilot:
-            plan.update(self._pilot(pilot))
-            io.write_json(path, plan)
-            self.say(f"The pilot asks for {plan['seeds']} seeds.")
+    def store_plan(self) -> None:
+        io.write_json(self.folder / "plan.json", self.plan)
 
-    def _pilot(self, seeds: int) -> Plan:
-        """Run a pilot, and plan with its spread."""
+    def pilot(self, seeds: int) -> None:
+        """Run a pilot, and fix the number of seeds by its spread, if that has not been done."""
+        if (self.plan.get("pilot") or {}).get("seeds") == seeds:
+            return
         blocks = self.make.blocks(self.arms, seeds, "pilot", first=PILOT_SEED)
         wanted = [t for block in blocks for t in block if t.seed < PILOT_SEED + seeds]
         self.run("pilot", blocks, wanted)
@@ -125,7 +122,10 @@ class Run:
                 f"{len(lost)} trials of the pilot failed, such as {self.folder}/trials/{lost[0]}"
                 ".json; mend the study and run again"
             )
-        return seeds_from_pilot(self.study, [done[trial.key] for trial in wanted], seeds)
+        records = [done[trial.key] for trial in wanted]
+        self.plan.update(seeds_from_pilot(self.study, records, seeds))
+        self.store_plan()
+        self.say(f"The pilot asks for {self.plan['seeds']} seeds.")
 
     # -- the trials ------------------------------------------------------------------------------
 
@@ -190,16 +190,17 @@ class Run:
                         self.store.checkpoint(outcome.trial).remove()
 
     def _record(self, outcome: Outcome) -> None:
-        trial = outcome.trial
-        about = {"duration": outcome.duration, "versions": outcome.versions, "extra": outcome.extra}
-        if outcome.traceback is not None or outcome.metrics is None:
-            self.store.fail(trial, outcome.traceback or "no metrics", **about)  # type: ignore[arg-type]
+        """Write how a trial ended."""
+        trial, duration, versions = outcome.trial, outcome.duration, outcome.versions
+        if outcome.metrics is None:
+            said = outcome.traceback or "no metrics"
+            self.store.fail(trial, said, duration=duration, versions=versions, extra=outcome.extra)
             return
-        metrics = dict(outcome.metrics)
-        if trial.settings["stage"] == "tune":  # what a test says must not be there to choose by
-            kinds = self.study.metrics
-            metrics = {n: v for n, v in metrics.items() if kinds[n].split == "validation"}
-        self.store.finish(trial, metrics, **about)  # type: ignore[arg-type]
+        if trial.settings["stage"] == "tune":  # nobody, not even a reader, chooses by the test
+            kinds, found = self.study.metrics, outcome.metrics
+            outcome.metrics = {n: v for n, v in found.items() if kinds[n].split == "validation"}
+        metrics, extra = outcome.metrics, outcome.extra
+        self.store.finish(trial, metrics, duration=duration, versions=versions, extra=extra)
 
     def tuner(self, arms: Sequence[str]) -> Any:
         """The search of the study for these arms."""

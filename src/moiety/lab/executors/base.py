@@ -132,6 +132,9 @@ def seeded_all(seed: int, device: torch.device) -> Iterator[None]:
 def _complaint(study: Study, run: Running, metrics: Mapping[str, Any]) -> str | None:
     """Say in one sentence why what a trial gave cannot be kept, if it cannot."""
     lost = [name for name in study.metrics if name not in metrics]
+    extra = [name for name in metrics if name not in study.metrics]
+    if extra:
+        return f"ValueError: the study has no metric {extra[0]!r}; it has {list(study.metrics)}"
     if lost:
         return f"ValueError: the trial gave no metric {lost[0]!r}; it gave {list(metrics)}"
     for name, value in metrics.items():
