@@ -6,6 +6,7 @@ A page holds all it needs and may load nothing: a policy in its head forbids the
 from .course import course_page
 from .health import health_page
 from .routing import routing_page
+from .study import study_page
 from .table import Column
 
-__all__ = ["Column", "course_page", "health_page", "routing_page"]
+__all__ = ["Column", "course_page", "health_page", "routing_page", "study_page"]

@@ -1,0 +1,287 @@
+"""The page of a study: verdicts first, then the arms, the plots, and how to repeat it.
+
+html = study_page(json.loads(Path("runs/lab--routers/small/result.json").read_text()))
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from . import figures, lines
+from .figures import Figure, form_of, label_of
+from .page import TEMPLATES, data_block, fingerprint, plotly_script, render
+from .routing import SHADES
+from .words import (
+    BYTES,
+    MISSING,
+    THOUSANDS,
+    difference,
+    difference_interval,
+    duration,
+    interval,
+    missing,
+    number,
+    plain,
+    quantity,
+    sentence,
+)
+
+Result = Mapping[str, Any]
+SIGNS = {"holds": "✓", "reversed": "↓", "negligible": "≈", "undecided": "?"}
+SECTIONS: list[tuple[str, str, Callable[[Any], list[Figure]]]] = [
+    ("effects", "Effects", figures.forest),
+    ("curves", "Curves", lines.curves),
+    ("costs", "Quality and cost", figures.costs),
+    ("loads", "Load of the experts", figures.loads),
+    ("gates", "Gates over time", lines.trajectories),
+    ("search", "Search for settings", lines.tuning),
+]
+
+
+def study_page(result: Result) -> str:
+    """Return a self-contained page of a study, from the values of its result.json."""
+    result = _finite(result)
+    plotly, script = plotly_script(), (TEMPLATES / "study.js").read_text(encoding="utf-8")
+    sections, specs = _number({name: make(result) for name, _, make in SECTIONS})
+    return render(
+        "study.html",
+        title=result["title"],
+        result=result,
+        facts=_facts(result),
+        verdicts=[_verdict(result, claim) for claim in result["claims"]],
+        tally=_tally(result["claims"]),
+        columns=_columns(result),
+        better=_better(list(result["metrics"].values())),
+        rows_of_arms=[_row(result, arm) for arm in result["arms"]],
+        failures=[[f["arm"], str(f["seed"]), f["error"]] for f in result["failures"]],
+        looks=_looks(result["looks"]),
+        sections=sections,
+        titles={name: title for name, title, _ in SECTIONS},
+        legend=[name for _, name in SHADES],
+        unseen_gates=_unseen(result),
+        search=_search(result),
+        settings=_settings(result["arms"]),
+        made=_made(result),
+        plotly=plotly,
+        script=script,
+        data=data_block(specs),
+        allowed=" ".join(map(fingerprint, filter(None, (plotly, script)))),
+    )
+
+
+def _number(
+    sections: Mapping[str, list[Figure]],
+) -> tuple[dict[str, list[tuple[str, Figure]]], dict[str, Any]]:
+    """Give every figure an id; return them by section, and what plotly draws by id."""
+    specs: dict[str, Any] = {}
+    named: dict[str, list[tuple[str, Figure]]] = {section: [] for section in sections}
+    for section, made in sections.items():
+        for figure in made:
+            name = f"plot-{len(specs) + 1}"
+            specs[name] = {"data": figure.data, "layout": figure.layout}
+            named[section].append((name, figure))
+    return named, specs
+
+
+def _finite(value: Any) -> Any:
+    """The same values with none in place of NaN and infinities, which JSON has no words for."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# -- head and verdicts -----------------------------------------------------------------------------
+
+
+def _facts(result: Result) -> list[str]:
+    machine = result["machine"]
+    return [
+        f"{len(result['arms'])} arm{'s' * (len(result['arms']) != 1)}",
+        f"{result['seeds']} seed{'s' * (result['seeds'] != 1)}",
+        f"scale {result['scale']}",
+        _machine(machine),
+        _when(result["when"]),
+    ]
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    device, cores = machine.get("device", "cpu"), machine.get("cores")
+    device = "CPU" if device == "cpu" else str(device)
+    return f"{device}, {cores} core{'s' * (cores != 1)}" if cores else device
+
+
+def _when(text: str) -> str:
+    return text.replace("T", " ").replace("+00:00", " UTC")
+
+
+def _tally(claims: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """How many claims got each verdict, in fixed order."""
+    words = [claim["verdict"]["word"] for claim in claims]
+    return [(word, words.count(word)) for word in SIGNS if word in words]
+
+
+def _verdict(result: Result, claim: Mapping[str, Any]) -> dict[str, Any]:
+    form, verdict = form_of(result, claim["metric"]), claim["verdict"]
+    low, high = verdict["interval"] or (None, None)
+    facts = {
+        "Effect": difference(verdict["effect"], form),
+        "95 % interval": difference_interval(low, high, form),
+        "δ": difference(claim["margin"], form, signed=False),
+        "Seeds": str(verdict["seeds"]),
+        "Look": str(claim["look"]),
+        "p, adjusted": f"{_p(verdict['p'])} (level {verdict['level']:.2g})",
+        "Detectable": difference(verdict["detectable"], form, signed=False),
+    }
+    if claim["failed"]:
+        facts["Failed trials"] = str(claim["failed"])
+    symbol = ">" if claim["kind"] == "greater" else "≈"
+    return {
+        "word": verdict["word"],
+        "sign": SIGNS[verdict["word"]],
+        "name": f"{claim['a']} {symbol} {claim['b']}",
+        "metric": label_of(result, claim["metric"]),
+        "sentence": sentence(claim, form),
+        "facts": facts,
+        **{key: claim[key] for key in ("tier", "quote", "mark", "number", "reason")},
+        "would_change": claim["would_change"],
+    }
+
+
+def _p(p: float) -> str:
+    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
+
+
+# -- arms ------------------------------------------------------------------------------------------
+
+Cell = dict[str, Any]  # the text, a smaller one below it, and what it is sorted by
+COSTS: list[tuple[str, str, Callable[[Mapping[str, Any]], Any], Callable[[Any], str]]] = [
+    (
+        "Active FLOPs",
+        "per example, forward",
+        lambda a: a["cost"].get("flops"),
+        lambda v: quantity(v, THOUSANDS),
+    ),
+    ("Parameters", "", lambda a: a["cost"].get("parameters"), lambda v: quantity(v, THOUSANDS)),
+    ("Memory", "", lambda a: a["cost"].get("memory"), lambda v: quantity(v, BYTES, "B")),
+    ("Examples", "seen in training", lambda a: a.get("examples"), lambda v: number(v, ",d")),
+    ("Time", "of a trial", lambda a: a["cost"].get("seconds"), duration),
+]
+
+
+def _shown_costs(result: Result) -> list[Any]:
+    """The columns that at least one arm has a number for."""
+    return [cost for cost in COSTS if any(not missing(cost[2](arm)) for arm in result["arms"])]
+
+
+def _columns(result: Result) -> list[dict[str, str]]:
+    columns = [{"label": "Arm", "note": "", "first": "ascending"}]
+    for metric in result["metrics"].values():
+        first = "descending" if metric["better"] == "higher" else "ascending"
+        columns.append({"label": metric["label"], "note": metric["split"], "first": first})
+    for label, note, _, _ in _shown_costs(result):
+        columns.append({"label": label, "note": note, "first": "ascending"})
+    return [*columns, {"label": "Trials", "note": "finished", "first": "descending"}]
+
+
+def _better(metrics: Iterable[Mapping[str, str]]) -> str:
+    """Which way each metric is better, in a sentence."""
+    ways = {way: [m["label"] for m in metrics if m["better"] == way] for way in ("higher", "lower")}
+    parts = [f"{way} {' and '.join(labels)}" for way, labels in ways.items() if labels]
+    return f"Better is {', '.join(parts)}." if parts else ""
+
+
+def _row(result: Result, arm: Mapping[str, Any]) -> list[Cell]:
+    cells: list[Cell] = [{"text": arm["name"], "small": "", "value": arm["name"]}]
+    for name in result["metrics"]:
+        value, form = arm["metrics"].get(name) or {}, form_of(result, name)
+        spread = interval(value.get("low"), value.get("high"), form)
+        cells.append(
+            {"text": number(value.get("mean"), form), "small": spread}
+            | {"value": value.get("mean")}
+        )
+    for _, _, get, write in _shown_costs(result):
+        cells.append({"text": write(get(arm)), "small": "", "value": get(arm)})
+    failed = f"{arm['failed']} failed" if arm["failed"] else ""
+    return [*cells, {"text": str(arm["finished"]), "small": failed, "value": arm["finished"]}]
+
+
+# -- the rest --------------------------------------------------------------------------------------
+
+
+def _unseen(result: Result) -> int:
+    return sum(max(len(gates) - lines.GATES, 0) for gates in result["trajectories"].values())
+
+
+def _search(result: Result) -> dict[str, Any] | None:
+    """What was tried for each arm, and chosen."""
+    search = result.get("tuning")
+    if not search:
+        return None
+    rows = [
+        [
+            name,
+            str(arm["tried"]),
+            "; ".join(f"{n} {reason}" for reason, n in arm["discarded"].items()) or "none",
+            ", ".join(f"{key} {plain(value)}" for key, value in (arm["chosen"] or {}).items())
+            or MISSING,
+        ]
+        for name, arm in search["arms"].items()
+    ]
+    metric = label_of(result, search["metric"])
+    summary = f"{search['trials']} trials for each arm ({search['sampler']} search), chosen by "
+    return {"summary": f"{summary}{metric} on validation data alone.", "rows": rows} | {
+        "columns": ["Arm", "Tried", "Discarded", "Chosen"],
+        "space": search["space"],
+    }
+
+
+def _settings(arms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings that all arms share, and a table of those that differ."""
+    names = list(dict.fromkeys(name for arm in arms for name in arm["settings"]))
+    values = {name: [arm["settings"].get(name) for arm in arms] for name in names}
+    absent = {name for name in names if any(name not in arm["settings"] for arm in arms)}
+    shared = {
+        name: plain(each[0])
+        for name, each in values.items()
+        if name not in absent and all(value == each[0] for value in each)
+    }
+    differing = [name for name in names if name not in shared]
+    rows = [
+        [
+            arm["name"],
+            *(plain(arm["settings"][n]) if n in arm["settings"] else MISSING for n in differing),
+        ]
+        for arm in arms
+    ]
+    return {"shared": shared, "columns": ["Arm", *differing], "rows": rows if differing else []}
+
+
+def _made(result: Result) -> dict[str, str]:
+    """The machine and what was fixed before the first trial, by name."""
+    planned, budget, machine = result.get("planned") or {}, result.get("budget"), result["machine"]
+    made = {"Study": result["study"], "Scale": result["scale"], "Machine": _machine(machine)}
+    if machine.get("threads"):
+        made["Threads of a trial"] = str(machine["threads"])
+    made["Seeds"] = str(result["seeds"])
+    if planned:
+        made["Seeds planned"] = f"{planned['seeds']}, from {_source(planned['from'])}"
+    if result["varies"]:
+        made["A seed decides"] = ", ".join(result["varies"])
+    if budget:
+        equal = {"flops": "active FLOPs"}.get(budget["equal"], budget["equal"])
+        made["Budget"] = f"{duration(budget['seconds'])} for all trials, at equal {equal}"
+    made |= {name: str(version) for name, version in result["versions"].items()}
+    return made | {"When": _when(result["when"]), "SHA-256 of the trials": result["trials_sha256"]}
+
+
+def _looks(looks: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    return [
+        [str(each["look"]), str(each["seeds"]), _when(each["when"]), each["trials_sha256"][:16]]
+        for each in looks
+    ]
+
+
+def _source(word: str) -> str:
+    return {"given": "the command", "pilot": "a pilot", "scale": "the scale"}.get(word, word)

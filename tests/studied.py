@@ -1,0 +1,201 @@
+"""A made-up result of a study with everything a page can show."""
+
+import copy
+import math
+
+ARMS = ["dense", "softmax", "top-k", "switch", "dselect-k", "perturbed-cosine"]
+QUOTE = "DSelect-k improves over Top-k by more than one point, “at no cost in inference”."
+
+
+def _arm(i, name, seeds=5):
+    mean = [0.953, 0.960, 0.967, 0.9645, 0.978, 0.9662][i]
+    values = {str(s): mean + 0.004 * math.sin(3 * s + i) for s in range(seeds)}
+    experts = {} if name == "dense" else {"experts": 8, "k": 2}
+    return {
+        "name": name,
+        "settings": {"router": name, "epochs": 10, "lr": 0.002, "batch": 64, **experts},
+        "metrics": {
+            "accuracy": {"mean": mean, "low": mean - 0.004, "high": mean + 0.005, "n": seeds}
+            | {"values": values},
+            "loss": {"mean": 0.21 - i * 0.02, "low": 0.19 - i * 0.02, "high": 0.24 - i * 0.02}
+            | {"n": seeds, "values": {}},
+            "dead": {"mean": None, "low": None, "high": None, "n": 0, "values": {}}
+            if name == "dense"
+            else {"mean": 0.4 * (i % 3), "low": 0.0, "high": 0.9, "n": seeds, "values": {}},
+        },
+        "examples": 13470 - 40 * i,
+        "cost": {
+            "flops": [2.22e6, 2.26e6, 2.26e6, 2.24e6, 2.22e6, 2.26e6][i],
+            "parameters": [67_786, 69_946, 181_690, 330_682, 181_714, 181_714][i],
+            "memory": [1.1e6, 1.2e6, 2.9e6, 5.3e6, 2.9e6, 2.95e6][i],
+            "seconds": 6.3 + 1.7 * i,
+        },
+        "finished": seeds - (name == "switch"),
+        "failed": int(name == "switch"),
+    }
+
+
+def _claim(a, b, word, effect, half, **changes):
+    verdict = {"word": word, "effect": effect, "interval": [effect - half, effect + half]}
+    verdict |= {
+        "seeds": changes.get("a_seeds", 5),
+        "p": 0.0031,
+        "level": 0.02,
+        "detectable": half * 1.4,
+    }
+    return {
+        "kind": "greater",
+        "a": a,
+        "b": b,
+        "margin": 0.005,
+        "metric": "accuracy",
+        "quote": f"Is {a} better than {b} at equal active FLOPs?",
+        "mark": "",
+        "number": "",
+        "reason": "two test images of 450",
+        "tier": "our own",
+        "look": 1,
+        "differences": [effect - half / 2, effect, effect + half / 2, effect, effect],
+        "a_seeds": 5,
+        "b_seeds": 5,
+        "failed": 0,
+        "verdict": verdict,
+        "would_change": "An interval that reaches below 0.5 points, at the same number of seeds.",
+    } | changes
+
+
+def _curve(start, rate, floor, points=60):
+    steps = [20 * (s + 1) for s in range(points)]
+    mean = [floor + start * math.exp(-rate * s / points) for s in range(points)]
+    band = [0.02 + 0.06 * math.exp(-3 * s / points) for s in range(points)]
+    low, high = ([m + sign * b for m, b in zip(mean, band)] for sign in (-1, 1))
+    return {"step": steps, "mean": mean, "low": low, "high": high}
+
+
+def _load(i, layer, experts=8):
+    raw = [1.0 + 0.9 * math.sin(1.7 * e + i + layer) for e in range(experts)]
+    if i == 2 and layer == 1:
+        raw[5], raw[0] = 0.0, 6.0
+    return [value / sum(raw) for value in raw]
+
+
+def _gate(task, experts=8, points=40):
+    values = []
+    for s in range(points):
+        heat = [math.exp((0.2 + 4 * s / points) * math.cos(e * 2.1 + task)) for e in range(experts)]
+        values.append([h / sum(heat) for h in heat])
+    return {"step": [30 * s for s in range(points)], "values": values}
+
+
+def _best(i, trials=20):
+    least = [0.21, 0.19, 0.165, 0.155, 0.12, 0.17][i]
+    return [least + 0.3 * math.exp(-0.35 * (t - t % (2 + i % 3))) for t in range(trials)]
+
+
+RESULT = {
+    "schema": 1,
+    "study": "lab/routers",
+    "title": "Routers on handwritten digits, at equal active FLOPs",
+    "question": "Does any router beat a dense model of the same active FLOPs, and which one?",
+    "paper": "Hazimeh et al. 2021, DSelect-k",
+    "scale": "small",
+    "command": "moiety study run lab/routers --scale small --seeds 5 --workers 2 --device cpu",
+    "when": "2026-11-15T14:02:11+00:00",
+    "machine": {"device": "cpu", "cores": 2, "threads": 1},
+    "versions": {"python": "3.11.4", "torch": "2.13.0", "moiety": "0.1.0", "numpy": "2.4.6"},
+    "seeds": 5,
+    "planned": {"seeds": 5, "from": "pilot"},
+    "varies": ["first weights", "order of the examples", "noise of the router"],
+    "deviations": ["handwritten digits of 8 × 8 pixels instead of MNIST", "8 experts, not 16"],
+    "notes": ["45 examples of the source had no label and were left out."],
+    "budget": {"seconds": 600, "equal": "flops", "device": "cpu", "per_trial": 9.1e10, "arms": {}},
+    "looks": [
+        {"look": 1, "seeds": 5, "trials_sha256": "9f2c" * 16, "when": "2026-11-15T14:02:11+00:00"}
+    ],
+    "trials_sha256": "9f2c" * 16,
+    "main": "accuracy",
+    "metrics": {
+        "accuracy": {"label": "Accuracy", "better": "higher", "format": ".1%", "split": "test"},
+        "loss": {"label": "Loss", "better": "lower", "format": ".3f", "split": "validation"},
+        "dead": {"label": "Dead experts", "better": "", "format": "d", "split": "test"},
+    },
+    "arms": [_arm(i, name) for i, name in enumerate(ARMS)],
+    "claims": [
+        _claim(
+            "dselect-k",
+            "top-k",
+            "holds",
+            0.0113,
+            0.0041,
+            quote=QUOTE,
+            mark="2 §5",
+            number="> 1 point",
+            reason="half of what the paper reports",
+            tier="scaled down",
+        ),
+        _claim("dense", "top-k", "reversed", -0.0142, 0.0052),
+        _claim("perturbed-cosine", "top-k", "negligible", -0.0008, 0.0029),
+        _claim("switch", "dense", "undecided", 0.0071, 0.0094, failed=1, a_seeds=4, tier="proxy"),
+        _claim(
+            "softmax",
+            "top-k",
+            "holds",
+            0.011,
+            0.02,
+            kind="equivalent",
+            metric="loss",
+            margin=0.05,
+        ),
+    ],
+    "failures": [{"arm": "switch", "seed": 3, "error": "ValueError: the loss is not finite"}],
+    "tuning": {
+        "trials": 20,
+        "metric": "loss",
+        "sampler": "random",
+        "space": {"lr": "log-uniform from 1e-4 to 1e-2", "dropout": "one of 0, 0.1, 0.2"},
+        "arms": {
+            name: {
+                "tried": 20,
+                "discarded": {"gate is not binary": 3} if name == "dselect-k" else {},
+                "chosen": {"lr": 0.002, "dropout": 0.1},
+                "best": _best(i),
+            }
+            for i, name in enumerate(ARMS)
+        },
+    },
+    "curves": {
+        "loss": {name: _curve(2.1, 4 + i, 0.2 - 0.02 * i) for i, name in enumerate(ARMS)},
+        "accuracy": {name: _curve(-0.8, 5 + i, 0.95 + 0.004 * i) for i, name in enumerate(ARMS)},
+    },
+    "loads": {
+        name: {f"block {b + 1}": _load(i, b) for b in range(3)}
+        for i, name in enumerate(ARMS)
+        if name != "dense"
+    },
+    "trajectories": {"dselect-k": {"gate of task 1": _gate(0), "gate of task 2": _gate(1)}},
+}
+# one forest, two curves, two costs, five loads, two gates, one of tuning
+PLOTS = 13
+
+
+def result(**changes):
+    """A copy of it with some entries replaced."""
+    return copy.deepcopy(RESULT) | changes
+
+
+def smallest():
+    """One arm, one seed, nothing but a number."""
+    metric = {"mean": 0.9, "low": None, "high": None, "n": 1, "values": {"0": 0.9}}
+    cost = dict.fromkeys(("flops", "parameters", "memory", "seconds"))
+    arm = {"name": "only", "settings": {}, "metrics": {"accuracy": metric}, "examples": None}
+    arm |= {"cost": cost, "finished": 1, "failed": 0}
+    return result(
+        arms=[arm],
+        metrics={"accuracy": RESULT["metrics"]["accuracy"]},
+        seeds=1,
+        **{name: [] for name in ("claims", "failures", "looks", "deviations", "varies", "notes")},
+        **{name: {} for name in ("curves", "loads", "trajectories", "versions")},
+        tuning=None,
+        budget=None,
+        paper="",
+    )
