@@ -60,9 +60,7 @@ def run_study(
         try:
             run.draft_plan(seeds, pilot, None if budget is None else parse_time(budget), equal)
             run.begin()
-            if pilot is not None:
-                run.pilot(pilot)
-            result = run.to_the_end()
+            result = run.to_the_end(pilot)
         except KeyboardInterrupt:
             done = len(run.store.finished())
             run.say(f"Stopped; {done} trials are done and kept. To continue: {run.command}")

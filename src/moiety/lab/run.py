@@ -88,7 +88,7 @@ class Run:
         """Settle seeds and examples: as stored, and else as asked or as the scale says."""
         plan, looks, scale = self.plan, read_looks(self.folder), self.study.scale(self.scale)
         plan.update(read_plan(self.folder))
-        if pilot is not None:
+        if pilot is not None and not self._piloted(pilot):
             check_pilot(self.study, looks, pilot, seeds)
         fix_seeds(plan, looks, seeds, scale.seeds)
         known = {*plan.get("arms", []), *self.arms}
@@ -110,9 +110,9 @@ class Run:
 
     def pilot(self, seeds: int) -> None:
         """Run a pilot, and fix the number of seeds by its spread, if that has not been done."""
-        if (self.plan.get("pilot") or {}).get("seeds") == seeds:
+        if self._piloted(seeds):
             return
-        blocks = self.make.blocks(self.arms, seeds, "pilot", first=PILOT_SEED)
+        blocks = self._blocks(self.arms, seeds, "pilot", PILOT_SEED)
         wanted = [t for block in blocks for t in block if t.seed < PILOT_SEED + seeds]
         self.run("pilot", blocks, wanted)
         done = self.store.finished()
@@ -127,15 +127,21 @@ class Run:
         self.store_plan()
         self.say(f"The pilot asks for {self.plan['seeds']} seeds.")
 
+    def _piloted(self, seeds: int) -> bool:
+        return (self.plan.get("pilot") or {}).get("seeds") == seeds
+
     # -- the trials ------------------------------------------------------------------------------
 
-    def to_the_end(self) -> dict[str, Any]:
-        """Tune, run every pending trial, and finish."""
+    def to_the_end(self, pilot: int | None = None) -> dict[str, Any]:
+        """Tune, fix the number of seeds by a pilot if wanted, run what is pending, and finish."""
         if self.study.search:
             tuner = self.tuner(self.arms)
             while blocks := tuner.next(self.store):
                 self.run("search", blocks, [t for block in blocks for t in block], retry=False)
-        self.run("trials", self._blocks(self.arms), self.planned(self.arms) or [])
+        if pilot is not None:
+            self.pilot(pilot)
+        blocks = self._blocks(self.arms, self.plan["seeds"], "main")
+        self.run("trials", blocks, self.planned(self.arms) or [])
         return self._finish()
 
     def _finish(self) -> dict[str, Any]:
@@ -143,9 +149,7 @@ class Run:
         from .result import summarise
 
         trials = self.planned(self.plan["arms"])
-        if trials is None:
-            return self._unfinished()
-        if self.store.pending(trials, retry=False):
+        if trials is None or self.store.pending(trials, retry=False):
             return self._unfinished()
         result = summarise(
             self.study,
@@ -215,11 +219,14 @@ class Run:
         """The main trials of these arms; None while the search has not found their settings."""
         if self.study.search and self.tuner(arms).next(self.store):
             return None
-        trials = [trial for block in self._blocks(arms) for trial in block]
-        return [trial for trial in trials if trial.seed < self.plan["seeds"]]
+        seeds = self.plan["seeds"]
+        trials = [trial for block in self._blocks(arms, seeds, "main") for trial in block]
+        return [trial for trial in trials if trial.seed < seeds]
 
-    def _blocks(self, arms: Sequence[str]) -> list[list[Trial]]:
-        """The blocks of the main trials, without the arms that a search found nothing for."""
+    def _blocks(
+        self, arms: Sequence[str], seeds: int, stage: str, first: int = 0
+    ) -> list[list[Trial]]:
+        """Blocks of trials with tuned settings, without the arms that a search found none for."""
         tuned = self.tuner(arms).chosen(self.store) if self.study.search else {}
         left = [arm for arm in arms if tuned.get(arm, {}) is not None]
-        return self.make.blocks(left, self.plan["seeds"], "main", tuned)
+        return self.make.blocks(left, seeds, stage, tuned, first)
