@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from ..report.words import difference
 from .statistics import MOST, Evidence, Kind, check_margin, seeds_to_decide, spent, verdicts
 
 Tier = Literal["exact", "scaled down", "proxy", "our own"]
@@ -95,11 +96,11 @@ def would_change(
     row: Mapping[str, Any], verdict: Mapping[str, Any], *, form: str = ".3g", claims: int = 1
 ) -> str:
     """Say in one sentence what would change a verdict; claims: how many are in the family."""
-    a, b, margin = row["a"], row["b"], format(float(row["margin"]), form)
+    a, b, margin = row["a"], row["b"], difference(row["margin"], form, signed=False)
     if verdict["word"] == "undecided":
         return _would_decide(row, margin, claims)
     if verdict["word"] == "negligible":
-        ends = format(max(map(abs, verdict["interval"])), form)
+        ends = difference(max(map(abs, verdict["interval"])), form, signed=False)
         return (
             f"Seeds in which {a} and {b} differ by {margin} or more, or a smallest effect below "
             f"{ends}, declared before a new run."
