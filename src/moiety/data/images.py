@@ -1,0 +1,203 @@
+"""A problem from images: a folder with a folder for each class, or an array of a built-in set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .frame import finish
+from .leaks import SUSPICIOUS, class_score
+from .problem import Leak, Problem, Split
+from .splits import choose, drop_repeats, split_of
+from .targets import check_classes, settle_kinds, strata
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
+PIXELS = 64 * 10**6  # of one image
+SIDE = 64  # of the images that a folder of several or large sizes is brought to
+AS_IS = 96  # images of one size up to this side are not resized
+
+
+def from_images(
+    name: str,
+    words: Sequence[str],
+    read: Callable[[np.ndarray, list[str]], np.ndarray],
+    *,
+    given: np.ndarray | None = None,
+    target: str = "class",
+    seed: int = 0,
+    max_examples: int | None = None,
+    notes: list[str] | None = None,
+) -> Problem:
+    """Work out a problem from the class of each image, and `read`, which gets the rows wanted.
+
+    `read` returns uint8 [N, C, H, W] and may add to the notes. Only what is used is read.
+    """
+    import pandas
+
+    notes = [] if notes is None else notes
+    labels, kinds = settle_kinds(
+        pandas.DataFrame({target: words}, dtype=object), {target: "classes"}, name, notes
+    )
+    check_classes(labels, kinds, name, ours=given is None)
+    rows = choose(strata(labels, kinds), given, seed=seed, limit=max_examples, notes=notes)
+    wanted = np.concatenate(list(rows.values()))
+    images = read(wanted, notes)
+    # From here on a row is a place in `images`.
+    labels = labels.iloc[wanted].reset_index(drop=True)
+    ends = np.cumsum([len(these) for these in rows.values()])[:-1]
+    rows = dict(zip(rows, np.split(np.arange(len(wanted)), ends)))
+    keys = np.array([hash(image.tobytes()) for image in images])
+    leaks = drop_repeats(keys, rows, target=target, notes=notes)
+    mean, std = _mean_std(images[rows["train"]])
+    _, channels, height, width = images.shape
+    shown = " ".join(f"{m:.3f}/{s:.3f}" for m, s in zip(mean, std))
+    notes.append(f"images: {height}×{width}, {channels} channels, mean/std of train {shown}")
+    splits = {part: Split({"images": torch.from_numpy(images[r])}, {}) for part, r in rows.items()}
+    found = {"shape": (channels, height, width), "mean": mean, "std": std, "leaks": leaks}
+    return finish(name, "image", labels, kinds, splits, rows, notes, found)
+
+
+def _mean_std(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of each channel, in 0…1, from counts of the 256 values: no float copy of the images."""
+    mean, std = [], []
+    for channel in range(images.shape[1]):
+        counts = np.bincount(images[:, channel].ravel(), minlength=256)
+        shares, values = counts / counts.sum(), np.arange(256) / 255
+        mean.append(float(shares @ values))
+        std.append(float(np.sqrt(shares @ (values - mean[-1]) ** 2)) or 1.0)
+    return tuple(mean), tuple(std)
+
+
+@dataclass
+class _Header:
+    """What the head of an image file says."""
+
+    size: tuple[int, int]
+    grey: bool
+
+
+def from_folder(
+    folder: Path, *, seed: int = 0, max_examples: int | None = None, image_size: int | None = None
+) -> Problem:
+    """Work out a problem from FOLDER/class/image.png, or FOLDER/train/class/image.png and so on."""
+    files, words, given = _list(folder)
+    notes: list[str] = []
+    extra: list[Leak] = []
+
+    def read(wanted: np.ndarray, notes: list[str]) -> np.ndarray:
+        these = [files[row] for row in wanted]
+        headers = [_header(path, folder) for path in these]
+        extra.extend(_format_leak(these, headers, [words[row] for row in wanted]))
+        size = _settle_size(headers, image_size, notes)
+        grey = all(header.grey for header in headers)
+        return np.stack([_decode(path, size, grey, folder) for path in these])
+
+    problem = from_images(
+        folder.name, words, read, given=given, seed=seed, max_examples=max_examples, notes=notes
+    )
+    problem.leaks.extend(extra)
+    return problem
+
+
+def _list(folder: Path) -> tuple[list[Path], list[str], np.ndarray | None]:
+    """The image files, the class of each, and its split where the folder has splits."""
+    inside = _folders(folder)
+    parts = {path: split_of(path.name) for path in inside}
+    given = bool(inside) and all(parts.values())
+    files, words, splits = [], [], []
+    for top in inside if given else [folder]:
+        for home in _folders(top):
+            found = [path for path in sorted(home.rglob("*")) if path.suffix.lower() in SUFFIXES]
+            if not found:
+                raise ValueError(
+                    f"{home.relative_to(folder.parent)} holds no image ({', '.join(SUFFIXES)}); "
+                    "fill it or remove it"
+                )
+            files += found
+            words += [home.name] * len(found)
+            splits += [parts.get(top)] * len(found)
+    if not files:
+        raise ValueError(
+            f"{folder} holds neither tables nor images by class; put the images of each class "
+            f"into a folder of its own, such as {folder.name}/cat/1.png"
+        )
+    return files, words, np.array(splits) if given else None
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _header(path: Path, folder: Path) -> _Header:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            size, mode = image.size, image.mode
+    except Image.DecompressionBombError:
+        size, mode = (PIXELS, 2), "L"
+    except (OSError, SyntaxError, ValueError):
+        raise ValueError(_unreadable(path, folder)) from None
+    if size[0] * size[1] > PIXELS:
+        raise ValueError(
+            f"{path.relative_to(folder.parent)} has more than {PIXELS // 10**6} million pixels; "
+            "make it smaller"
+        )
+    return _Header(size, mode in ("1", "L") or mode.startswith("I"))
+
+
+def _unreadable(path: Path, folder: Path) -> str:
+    return f"{path.relative_to(folder.parent)} cannot be read as an image; replace or remove it"
+
+
+def _settle_size(headers: list[_Header], wanted: int | None, notes: list[str]) -> tuple[int, int]:
+    """Width and height that all images get."""
+    sizes = Counter(header.size for header in headers)
+    first = next(iter(sizes))
+    if wanted is None and len(sizes) == 1 and max(first) <= AS_IS:
+        return first
+    side = wanted or min(SIDE, int(np.median([min(header.size) for header in headers])))
+    low, high = min(map(min, sizes)), max(map(max, sizes))
+    notes.append(
+        f"images of {len(sizes)} sizes (sides of {low} to {high} pixels) resized and cropped to "
+        f"{side}×{side}"
+    )
+    return side, side
+
+
+def _decode(path: Path, size: tuple[int, int], grey: bool, folder: Path) -> np.ndarray:
+    """One image as uint8 [C, H, W]."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as opened:
+            image: Image.Image = opened
+            image.draft(None, (2 * size[0], 2 * size[1]))  # a large JPEG is decoded smaller
+            image.load()
+            if image.mode.startswith("I"):  # 16 bits, which PIL would cut off at 255
+                image = Image.fromarray((np.asarray(image) // 257).clip(0, 255).astype(np.uint8))
+            image = ImageOps.exif_transpose(image).convert("L" if grey else "RGB")
+            if image.size != size:
+                image = ImageOps.fit(image, size)
+            pixels = np.asarray(image)
+    except (OSError, SyntaxError, ValueError):
+        raise ValueError(_unreadable(path, folder)) from None
+    return pixels[None] if grey else pixels.transpose(2, 0, 1)
+
+
+def _format_leak(files: list[Path], headers: list[_Header], words: list[str]) -> list[Leak]:
+    """Whether the size or the format of the files tells their class."""
+    import pandas
+
+    looks = [(h.size, h.grey, path.suffix.lower()) for h, path in zip(headers, files)]
+    levels, ids = pandas.factorize(pandas.Series(looks))[0], pandas.factorize(np.array(words))[0]
+    score = class_score(levels, ids)
+    if score < SUSPICIOUS["classes"]:
+        return []
+    reason = f"size and format of the files alone tell {score:.1%} of the classes"
+    return [Leak("(size and format)", "class", round(score, 4), reason)]

@@ -1,0 +1,146 @@
+"""Columns that give a target away.
+
+    find_leaks(frame, labels, {"never_married": "classes"})
+    # [Leak("marital-status", "never_married", 1.0, …, dropped=True), Leak("relationship", …)]
+
+Each column is scored alone, on rows that it was not fitted to, from 0 (no better than the commonest
+class, or the mean) to 1 (perfect). A column that is near-perfect, or the target under other names,
+is an *exact* leak. A column is *suspicious* when it comes close, or when its value alone settles a
+class on many rows although not on all: what was made from the same source often does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .problem import Leak
+from .targets import Kinds
+
+if TYPE_CHECKING:
+    import pandas
+
+EXACT = {"classes": 0.99, "number": 0.999}
+SUSPICIOUS = {"classes": 0.9, "number": 0.95}
+SETTLED = 0.25  # share of the rows on which a value alone settles the class
+CHANCE = 1e-6  # of a value that settles nothing doing so on as many rows as it has
+LEAST = 30  # rows; with fewer, chance looks like a leak
+FOLDS, BINS, LEVELS, ROWS = 5, 200, 2000, 200_000
+
+
+def find_leaks(
+    frame: pandas.DataFrame,
+    labels: pandas.DataFrame,
+    kinds: Kinds,
+) -> list[Leak]:
+    """Every column of `frame` that gives a target of `labels` away; `dropped` marks exact ones."""
+    if len(frame) < LEAST:
+        return []
+    if len(frame) > ROWS:
+        draw = np.random.default_rng(0).choice(len(frame), ROWS, replace=False)
+        frame, labels = frame.iloc[draw], labels.iloc[draw]
+    coded = {column: _levels(frame[column]) for column in frame}
+    found = []
+    for target, kind in kinds.items():
+        for column in frame:
+            if kind == "number":
+                leak = _of_number(column, target, coded[column], frame[column], labels[target])
+            else:
+                leak = _of_classes(column, target, coded[column], labels[target])
+            if leak is not None:
+                found.append(leak)
+    return found
+
+
+def _of_classes(column: str, target: str, levels: np.ndarray, words: pandas.Series) -> Leak | None:
+    import pandas
+
+    ids = pandas.factorize(words)[0]
+    score, settled = class_score(levels, ids), settled_share(levels, ids)
+    if score >= SUSPICIOUS["classes"]:
+        commonest = np.bincount(ids).max() / len(ids)
+        right = commonest + score * (1 - commonest)
+        reason = f"alone it gets {right:.1%} right, the commonest class would be {commonest:.1%}"
+    elif settled >= SETTLED:
+        reason = f"its value alone settles the class on {settled:.0%} of the rows"
+    else:
+        return None
+    exact = score >= EXACT["classes"]
+    return Leak(column, target, round(max(score, settled), 4), reason, dropped=exact)
+
+
+def _of_number(
+    column: str, target: str, levels: np.ndarray, values: pandas.Series, numbers: pandas.Series
+) -> Leak | None:
+    score = number_score(levels, numbers.to_numpy(np.float64))
+    if values.dtype.kind in "iuf":  # a line, or any other monotone curve, also where rows are few
+        ranks = values.corr(numbers, method="spearman"), values.corr(numbers)
+        score = max(score, *(float(r) ** 2 for r in ranks if r == r), 0.0)
+    if score < SUSPICIOUS["number"]:
+        return None
+    reason = f"alone it explains {score:.1%} of the variance"
+    return Leak(column, target, round(score, 4), reason, dropped=score >= EXACT["number"])
+
+
+def class_score(levels: np.ndarray, ids: np.ndarray) -> float:
+    """Share of the errors of always guessing the commonest class that the column alone avoids."""
+    table = _table(levels, ids)
+    right = 0
+    for these in _folds(len(ids)):
+        # The fold's own rows are taken out of the counts, so a level of its own says nothing.
+        others = table - _table(levels[these], ids[these], table.shape)
+        guess = np.where(others.sum(1) > 0, others.argmax(1), others.sum(0).argmax())
+        right += int((guess[levels[these]] == ids[these]).sum())
+    commonest = table.sum(0).max()
+    return max(0.0, float((right - commonest) / max(len(ids) - commonest, 1)))
+
+
+def settled_share(levels: np.ndarray, ids: np.ndarray) -> float:
+    """Share of rows whose level always goes with one class, more often than chance would."""
+    table = _table(levels, ids)
+    rows, top = table.sum(1), table.max(1)
+    base = (table.sum(0) / len(ids))[table.argmax(1)]
+    unlikely = rows * np.log(np.clip(base, 1e-12, 1 - 1e-12)) < np.log(CHANCE)
+    return float(rows[(top >= 0.999 * rows) & unlikely].sum() / len(ids))
+
+
+def number_score(levels: np.ndarray, values: np.ndarray) -> float:
+    """R² of the mean of each level, on rows that it was not taken from."""
+    count = levels.max() + 1
+    sums = np.bincount(levels, values - values.mean(), count)
+    rows = np.bincount(levels, minlength=count)
+    wrong = 0.0
+    for these in _folds(len(values)):
+        centred = values[these] - values.mean()
+        left = rows - np.bincount(levels[these], minlength=count)
+        mean = (sums - np.bincount(levels[these], centred, count)) / np.maximum(left, 1)
+        wrong += float(((centred - mean[levels[these]]) ** 2).sum())
+    whole = float(((values - values.mean()) ** 2).sum())
+    return max(0.0, 1 - wrong / whole) if whole else 0.0
+
+
+def _levels(values: pandas.Series) -> np.ndarray:
+    """A small number for each value: a missing one has its own, a long number that of its bin."""
+    import pandas
+
+    if values.dtype.kind in "iuf" and values.nunique() > min(BINS, len(values) // LEAST):
+        bins = int(np.clip(len(values) // LEAST, 10, BINS))
+        codes = pandas.qcut(values, bins, labels=False, duplicates="drop").fillna(-1)
+        return codes.to_numpy().astype(np.int64) + 1
+    codes, names = pandas.factorize(values)
+    if len(names) > LEVELS:  # the commonest ones; the rest are as one
+        common = np.argsort(-np.bincount(codes + 1), kind="stable")[: LEVELS - 1]
+        place = np.full(len(names) + 1, LEVELS - 1)
+        place[common] = np.arange(len(common))
+        return place[codes + 1]
+    return codes + 1
+
+
+def _table(levels: np.ndarray, ids: np.ndarray, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    high, wide = shape or (int(levels.max()) + 1, int(ids.max()) + 1)
+    return np.bincount(levels * wide + ids, minlength=high * wide).reshape(high, wide)
+
+
+def _folds(count: int) -> list[np.ndarray]:
+    return np.array_split(np.random.default_rng(0).permutation(count), FOLDS)
