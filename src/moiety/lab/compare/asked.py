@@ -33,6 +33,17 @@ from ...routing import describe
 ROUTERS = ("top-k", "switch", "sigmoid-balanced", "dselect-k", "perturbed-cosine")
 EQUAL = ("flops", "examples", "time")
 INITS = ("copy", "noise", "reinit", "split", "low-rank")
+POSITIVE = (
+    "max_examples",
+    "image_size",
+    "experts",
+    "k",
+    "lr",
+    "batch",
+    "seeds",
+    "budget",
+    "margin",
+)
 LAYER = ("capacity_factor", "overflow", "group", "balance")  # what an arm may set besides
 
 
@@ -51,6 +62,8 @@ class Asked:
     data_dir: str | None = None  # where built-in data lie
     max_examples: int | None = None
     split_seed: int = 0
+    image_size: int | None = None  # side of the images, in pixels
+    keep_leaks: bool = False  # keep columns that give a target away
     model: str | None = None  # a preset, a folder or a hub id
     experts: int = 8
     k: int = 2
@@ -66,7 +79,17 @@ class Asked:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        for name in ("max_examples", "experts", "k", "batch", "seeds", "lr", "budget", "margin"):
+        for name in (
+            "max_examples",
+            "image_size",
+            "experts",
+            "k",
+            "batch",
+            "seeds",
+            "lr",
+            "budget",
+            "margin",
+        ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}")
@@ -93,10 +116,11 @@ def _check_types(asked: Asked) -> None:
     kinds = {
         str: (text, lambda v: isinstance(v, str)),
         int: (whole, lambda v: type(v) is int),
+        bool: ("true or false", lambda v: type(v) is bool),
         float: ("a number", lambda v: type(v) in (int, float)),
         list: ("a list of text", lambda v: isinstance(v, list) and all(type(s) is str for s in v)),
     }
-    words = {"str": str, "int": int, "float": float, "list[str]": list}
+    words = {"str": str, "int": int, "float": float, "bool": bool, "list[str]": list}
     for each in dataclasses.fields(asked):
         value, kind = getattr(asked, each.name), words.get(str(each.type).split(" |")[0])
         if kind is None or (value is None and "None" in str(each.type)):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...models.mixture import DENSE
+from ...report import words
 from ..statistics import paired, t_interval
 
 
@@ -18,7 +19,7 @@ def headline(result: Mapping[str, Any]) -> str:
     if not means:
         return "No trial came to an end, so that there is nothing to say."
     best = (min if about["better"] == "lower" else max)(means, key=lambda name: means[name])
-    text = format(means[best], about["format"])
+    text = words.number(means[best], about["format"])
     sentence = f"Best is {best} ({about['label'].lower()} {text} on test data)"
     equal = [name for name in means if name != best and not told_apart(result, best, name)]
     if equal:
@@ -50,12 +51,13 @@ def beside_dense(result: Mapping[str, Any]) -> str:
     claims = [claim for claim in result["claims"] if claim["b"] == DENSE]
     if not claims:
         return ""
-    words = {claim["a"]: (claim["verdict"] or {}).get("word", "undecided") for claim in claims}
+    found = {claim["a"]: (claim["verdict"] or {}).get("word", "undecided") for claim in claims}
     by = {
-        word: [arm for arm, said in words.items() if said == word]
+        word: [arm for arm, said in found.items() if said == word]
         for word in ("holds", "reversed", "negligible", "undecided")
     }
-    margin = margin_text(result, claims[0]["margin"])
+    form = result["metrics"][result["main"]]["format"]
+    margin = words.difference(claims[0]["margin"], form, signed=False)
     if by["holds"]:
         return f"Better than dense by more than {margin}: {listed(by['holds'])}."
     said = f"No router is shown to beat dense by more than {margin}"
@@ -66,12 +68,6 @@ def beside_dense(result: Mapping[str, Any]) -> str:
     if by["undecided"]:
         said += f"; undecided: {listed(by['undecided'])}"
     return said + "."
-
-
-def margin_text(result: Mapping[str, Any], margin: float) -> str:
-    """A margin in the unit of the main metric."""
-    percent = result["metrics"][result["main"]]["format"].endswith("%")
-    return f"{100 * margin:g} points" if percent else f"{margin:g}"
 
 
 def listed(names: list[str]) -> str:

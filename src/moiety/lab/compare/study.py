@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import cost
-from ...data import load_problem
+from ...data.load import load_problem
 from ...data.problem import Problem
 from ...models.mixture import DENSE
 from ...train.loop import Recipe, train
@@ -61,6 +61,8 @@ class Comparison:
             data_dir=asked.data_dir,
             seed=asked.split_seed,
             max_examples=asked.max_examples,
+            image_size=asked.image_size,
+            leaks="keep" if asked.keep_leaks else "drop",
         )
         maker = find_maker(asked.model, problem)
         return cls(asked, problem, maker, Task.of(problem, maker.reader))
@@ -153,7 +155,7 @@ class Comparison:
         costs = (
             "Memory: of a training step; on a CPU estimated from weights, gradients, AdamW's "
             "states and what a batch saves for the backward pass. FLOPs: active, forward, of one "
-            "example, padding not counted"
+            "example, padding left out"
         )
         leaks = [f"Suspected leak: {leak}" for leak in self.problem.leaks]
         return [*self.problem.notes, *leaks, f"Model: {used.about}", trained, costs]
@@ -220,7 +222,7 @@ class Comparison:
         """Time a few steps and an evaluation of an arm."""
         begin = time.perf_counter()
         task, model = self.task.to(device), self.build(settings, 0, device)
-        flops = measure.costs(model, task, settings["batch"])["flops"]
+        measure.costs(model, task, settings["batch"])
         built = time.perf_counter() - begin
         batch = min(settings["batch"], len(task.splits["train"]))
 
@@ -233,6 +235,8 @@ class Comparison:
 
         timed(2)  # the first steps are slower
         seconds = timed(min(max(int(TIMED / timed(3)), 3), 200))
+        # Counted now, because routers with a capacity drop more before they have learned.
+        flops = measure.flops(model, task)
         return Speed(seconds / batch, flops, built + self._testing(model, task))
 
     def _testing(self, model: nn.Module, task: Task) -> float:
