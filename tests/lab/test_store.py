@@ -1,14 +1,8 @@
-"""The trial store: keys that tell trials apart, records that last, and `kill -9` at any moment."""
+"""The trial store: keys that tell trials apart, records that last, what a kill leaves behind."""
 
 import dataclasses
-import itertools
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,121 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moiety import io
 from moiety.lab.store import Store, Trial
-
-# -- the trials that are killed: this file is also the program that runs them ----------------------
-
-STEPS, EVERY = 30, 5
-TRIALS = [Trial("kills", arm, seed, {"steps": STEPS}) for arm in ("a", "b/ü") for seed in (0, 1)]
-VERSIONS = {"torch": torch.__version__}
-
-
-def run_trial(store, trial, log):
-    """A walk whose every step needs the state before it; `log` sees each step that is begun."""
-    start = time.monotonic()
-    generator, where, begin = torch.Generator().manual_seed(trial.seed), torch.zeros(3), 0
-    curve, checkpoint = store.curve(trial), store.checkpoint(trial)
-    if state := checkpoint.load():
-        where, begin = state["where"], state["step"]
-        generator.set_state(state["generator"])
-    curve.rewind(begin)
-    for step in range(begin + 1, STEPS + 1):
-        print(trial.key, step, file=log, flush=True)
-        where = 0.9 * where + torch.randn(3, generator=generator)
-        time.sleep(0.003)
-        curve.append(step, where=where.sum().item())
-        if step % EVERY == 0:
-            checkpoint.save({"step": step, "where": where, "generator": generator.get_state()})
-    metrics = {"where": where.sum().item(), "none": None}
-    store.finish(trial, metrics, duration=time.monotonic() - start, versions=VERSIONS)
-
-
-def run_all(folder, log_path):
-    with io.lease(folder), open(log_path, "a") as log:
-        store = Store(folder)
-        for trial in store.pending(TRIALS):
-            run_trial(store, trial, log)
-
-
-def begun(log_path):
-    """Give (key, step) of every step that was begun, over all runs."""
-    return [(line.split()[0], int(line.split()[1])) for line in io.read_lines(log_path)]
-
-
-def run_and_kill(folder, log_path, *, after=None, fault=""):
-    """Run the trials in a process that dies after some steps or at a fault; give its end."""
-    environment = os.environ | {"MOIETY_FAULT": fault}
-    arguments = [sys.executable, __file__, str(folder), str(log_path)]
-    goal = len(begun(log_path)) + (after or 0)
-    process = subprocess.Popen(arguments, env=environment)
-    try:
-        while after and process.poll() is None and len(begun(log_path)) < goal:
-            time.sleep(0.002)
-        if after:
-            process.kill()
-        return process.wait(60)
-    finally:
-        process.kill()
-
-
-def records(folder):
-    """Read the records as they are, the durations aside."""
-    files = bytes_of(folder / "trials")
-    return {name: {**json.loads(data), "duration": None} for name, data in files.items()}
-
-
-def bytes_of(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize(
-    ("kills", "longest"), [(5, 22), pytest.param(20, 7, marks=pytest.mark.slow)]
-)
-def test_killed_runs_end_like_an_undisturbed_one(tmp_path, kills, longest):
-    plain, killed, log = tmp_path / "plain", tmp_path / "killed", tmp_path / "log"
-    draw = random.Random(kills)
-    run_all(plain, tmp_path / "plain.log")
-    lasting = {}
-    for kill in range(kills):
-        if kill % 5 in (1, 3):  # between write and rename; the first write is the lease's
-            how = {"fault": f"write:{draw.randint(2, 5)}"}
-        else:
-            how = {"after": draw.randint(longest // 3, longest)}
-        assert run_and_kill(killed, log, **how) == -signal.SIGKILL
-        done = bytes_of(killed / "trials") if (killed / "trials").exists() else {}
-        assert lasting.items() <= done.items()  # what was done stays as it was
-        lasting = {name: data for name, data in done.items() if name.endswith(".json")}
-    assert len(lasting) < len(TRIALS)  # all kills met work
-    assert run_and_kill(killed, log) == 0
-
-    assert records(killed) == records(plain)
-    assert bytes_of(killed / "curves") == bytes_of(plain / "curves")
-    assert list((killed / "checkpoints").iterdir()) == []
-    assert_continued(begun(log))
-
-
-def assert_continued(steps):
-    """Each trial makes all its steps, and after a kill only those since its last checkpoint."""
-    resumed = 0
-    for trial in TRIALS:
-        mine = [step for key, step in steps if key == trial.key]
-        assert set(mine) == set(range(1, STEPS + 1))
-        for last, first in itertools.pairwise(mine):
-            if first != last + 1:
-                assert first == (last - 1) // EVERY * EVERY + 1
-                resumed += first > 1
-    assert resumed
-    # None begins before the one in flight is done, and none again after it was.
-    assert [key for key, _ in itertools.groupby(steps, lambda pair: pair[0])] == [
-        trial.key for trial in TRIALS
-    ]
-
-
-def test_a_second_run_on_the_folder_is_told_who_is_there(tmp_path):
-    with io.lease(tmp_path), pytest.raises(ValueError, match=f"process {os.getpid()} on host"):
-        run_all(tmp_path, tmp_path / "log")
-
 
 # -- keys ------------------------------------------------------------------------------------------
 
@@ -409,7 +289,3 @@ def test_the_checkpoint_goes_when_the_trial_is_done_and_stays_when_it_failed(tmp
     assert store.checkpoint(ONE).load() == {"step": 1}
     store.finish(ONE, {}, **ENDED)
     assert store.checkpoint(ONE).load() is None
-
-
-if __name__ == "__main__":
-    run_all(Path(sys.argv[1]), sys.argv[2])
