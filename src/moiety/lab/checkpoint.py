@@ -38,6 +38,10 @@ class Checkpoint:
             os.replace(self.latest, self.previous)
         io.write_atomic(self.latest, data)
 
+    def exists(self) -> bool:
+        """Tell whether anything was saved."""
+        return self.latest.exists() or self.previous.exists()
+
     def load(self) -> dict[str, Any] | None:
         """Load the newest whole state, with tensors on the CPU; None where none was saved."""
         damage: Exception | None = None

@@ -77,7 +77,7 @@ def run_job(
         if len(found) != len(runs):
             raise ValueError(f"run_block gave {len(found)} results for {len(runs)} trials")
         failures = [_complaint(study, run, metrics) for run, metrics in zip(runs, found)]
-    except Exception:
+    except (Exception, SystemExit):  # an interrupt is the driver's
         found = [{}] * len(runs)
         failures = [traceback.format_exc()] * len(runs)
     # A block's time is shared out evenly: its trials ran as one program.

@@ -22,12 +22,20 @@ DEATHS = 3  # of its worker, after which a job is given up
 PAUSE = 0.1  # seconds between two messages about the progress of a job
 
 
+def _run(job: Job, store: Store, tick: Tick) -> list[Outcome]:
+    """Run a job that reads and writes its curves and checkpoints itself."""
+    if not any(store.checkpoint(trial).exists() for trial in job.trials):
+        for trial in job.trials:  # it starts again; what a kill or an error left goes
+            store.curve(trial).rewind(-1)
+    return run_job(job, store.curve, store.checkpoint, tick)
+
+
 class InProcess:
     """One trial after the other, in this process."""
 
     def run(self, jobs: Sequence[Job], store: Store, tick: Tick) -> Iterator[Outcome]:
         for job in jobs:
-            yield from run_job(job, store.curve, store.checkpoint, tick)
+            yield from _run(job, store, tick)
 
 
 class Processes:
@@ -133,7 +141,7 @@ def _work(pipe: Connection, folder: Path) -> None:
             job = pipe.recv()
         except EOFError:
             return
-        pipe.send(run_job(job, store.curve, store.checkpoint, _messenger(pipe, job)))
+        pipe.send(_run(job, store, _messenger(pipe, job)))
 
 
 def _follow_parent() -> None:
