@@ -47,6 +47,8 @@ class RayExecutor:
         self.address = address
 
     def run(self, jobs: Sequence[Job], store: Store, tick: Tick) -> Iterator[Outcome]:
+        if not jobs:
+            return
         with _connected(self.address) as ray:
             driver = _Driver(ray, store, tick, jobs)
             try:
@@ -71,8 +73,8 @@ def _connected(address: str) -> Iterator[Any]:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (Exception, SystemExit) as error:  # Ray leaves by SystemExit where none answers
             raise ConnectionError(
-                f"no connection to a Ray cluster at {address!r} ({_last_line(error)}); start one with "
-                "`ray start --head`, or give its address as auto, host:port or ray://host:port"
+                f"no connection to a Ray cluster at {address!r} ({_last_line(error)}); start one "
+                "by `ray start --head`, or give its address as auto, host:port or ray://host:port"
             ) from error
     try:
         yield ray
@@ -163,11 +165,9 @@ class _Driver:
         return []
 
     def _next(self, worker: Any) -> None:
-        """Give a worker that is free the next job, or its place back to the cluster."""
+        """Give a worker that is free the next job; one that nobody holds, Ray ends in order."""
         if self.waiting:
             self._start(self.waiting.popleft(), worker)
-        else:
-            self.ray.kill(worker)
 
     def _bury(self, task: _Task, error: Exception) -> list[Outcome]:
         """Let the job of a dead worker run again, or give it up."""
@@ -215,7 +215,7 @@ def _last_line(error: BaseException) -> str:
 
 def _needs(jobs: Sequence[Job]) -> dict[str, int]:
     """What a worker that can run any of these jobs takes of a node, in Ray's words."""
-    needs = {"CPU": max((job.threads for job in jobs), default=1)}
+    needs = {"CPU": max(job.threads for job in jobs)}
     if any(torch.device(job.device).type == "cuda" for job in jobs):
         needs["GPU"] = 1
     return needs
@@ -249,7 +249,7 @@ class _Worker:
         self.changed = threading.Condition()
         self.messages: list[Message] = []
         self.ticks: dict[str, float] = {}
-        self.folder = tempfile.TemporaryDirectory(prefix="moiety-")
+        self.copies: dict[str, tempfile.TemporaryDirectory[str]] = {}  # of study files, by digest
 
     def start(self, job: Job, text: str | None) -> None:
         """Begin a job and return at once."""
@@ -295,10 +295,11 @@ class _Worker:
         """
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             return str(path)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-        place = Path(self.folder.name) / digest / path.name
-        if not place.exists():  # the second job finds the study loaded
-            place.parent.mkdir()
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if digest not in self.copies:  # the second job finds the study loaded
+            self.copies[digest] = tempfile.TemporaryDirectory(prefix="moiety-")
+        place = Path(self.copies[digest].name) / path.name
+        if not place.exists():
             place.write_text(text, encoding="utf-8")
         return str(place)
 
