@@ -1,28 +1,46 @@
-"""A made-up result of a study with everything a page can show."""
+"""A made-up result of a study with all that a page can show; its numbers follow from its values."""
 
 import copy
 import math
+from dataclasses import asdict
+
+from moiety.lab.claims import equivalent, greater, judge, would_change
+from moiety.lab.result import _summary
+from moiety.lab.statistics import paired
 
 ARMS = ["dense", "softmax", "top-k", "switch", "dselect-k", "perturbed-cosine"]
 QUOTE = "DSelect-k improves over Top-k by more than one point, “at no cost in inference”."
+ACCURACY = [0.953, 0.960, 0.967, 0.9645, 0.978, 0.9662]
+METRICS = {
+    "accuracy": {"label": "Accuracy", "better": "higher", "format": ".1%", "split": "test"},
+    "loss": {"label": "Loss", "better": "lower", "format": ".3f", "split": "validation"},
+    "dead": {"label": "Dead experts", "better": "", "format": "d", "split": "test"},
+}
 
 
-def _arm(i, name, seeds=5):
-    mean = [0.953, 0.960, 0.967, 0.9645, 0.978, 0.9662][i]
-    values = {str(s): mean + 0.004 * math.sin(3 * s + i) for s in range(seeds)}
+def _values(i, seeds):
+    """What a trial of arm i gives, seed by seed: some of it luck of the seed, some of the arm."""
+    luck = 0.006 if ARMS[i] == "switch" else 0.0008
+    accuracy = {
+        s: ACCURACY[i] + 0.004 * math.sin(3 * s) + luck * math.sin(5 * s + i) for s in seeds
+    }
+    loss = {s: 0.21 - 0.02 * i + 0.01 * math.sin(4 * s + i) for s in seeds}
+    dead = {} if ARMS[i] == "dense" else {s: float((s + i) % 3 == 0) for s in seeds}
+    return {"accuracy": accuracy, "loss": loss, "dead": dead}
+
+
+VALUES = {
+    name: _values(i, [s for s in range(5) if name != "switch" or s != 3])
+    for i, name in enumerate(ARMS)
+}
+
+
+def _arm(i, name):
     experts = {} if name == "dense" else {"experts": 8, "k": 2}
     return {
         "name": name,
         "settings": {"router": name, "epochs": 10, "lr": 0.002, "batch": 64, **experts},
-        "metrics": {
-            "accuracy": {"mean": mean, "low": mean - 0.004, "high": mean + 0.005, "n": seeds}
-            | {"values": values},
-            "loss": {"mean": 0.21 - i * 0.02, "low": 0.19 - i * 0.02, "high": 0.24 - i * 0.02}
-            | {"n": seeds, "values": {}},
-            "dead": {"mean": None, "low": None, "high": None, "n": 0, "values": {}}
-            if name == "dense"
-            else {"mean": 0.4 * (i % 3), "low": 0.0, "high": 0.9, "n": seeds, "values": {}},
-        },
+        "metrics": {metric: _summary(values) for metric, values in VALUES[name].items()},
         "examples": 13470 - 40 * i,
         "cost": {
             "flops": [2.22e6, 2.26e6, 2.26e6, 2.24e6, 2.22e6, 2.26e6][i],
@@ -30,38 +48,35 @@ def _arm(i, name, seeds=5):
             "memory": [1.1e6, 1.2e6, 2.9e6, 5.3e6, 2.9e6, 2.95e6][i],
             "seconds": 6.3 + 1.7 * i,
         },
-        "finished": seeds - (name == "switch"),
-        "failed": int(name == "switch"),
+        "finished": len(VALUES[name]["accuracy"]),
+        "failed": 5 - len(VALUES[name]["accuracy"]),
     }
 
 
-def _claim(a, b, word, effect, half, **changes):
-    verdict = {"word": word, "effect": effect, "interval": [effect - half, effect + half]}
-    verdict |= {
-        "seeds": changes.get("a_seeds", 5),
-        "p": 0.0031,
-        "level": 0.02,
-        "detectable": half * 1.4,
-    }
-    return {
-        "kind": "greater",
-        "a": a,
-        "b": b,
-        "margin": 0.005,
-        "metric": "accuracy",
-        "quote": f"Is {a} better than {b} at equal active FLOPs?",
-        "mark": "",
-        "number": "",
-        "reason": "two test images of 450",
-        "tier": "our own",
-        "look": 1,
-        "differences": [effect - half / 2, effect, effect + half / 2, effect, effect],
-        "a_seeds": 5,
-        "b_seeds": 5,
-        "failed": 0,
-        "verdict": verdict,
-        "would_change": "An interval that reaches below 0.5 points, at the same number of seeds.",
-    } | changes
+def _claims():
+    ours = {"metric": "accuracy", "tier": "our own", "reason": "two test images of 450"}
+    paper = {"quote": QUOTE, "mark": "2 §5", "number": "> 1 point", "tier": "scaled down"}
+    paper |= {"metric": "accuracy", "reason": "half of what the paper reports"}
+    claims = [
+        greater("dselect-k", "top-k", 0.005, **paper),
+        greater("dense", "top-k", 0.005, quote="Do experts cost accuracy?", **ours),
+        greater("perturbed-cosine", "top-k", 0.005, quote="Does a cosine router help?", **ours),
+        greater("switch", "dense", 0.005, quote="Is one expert a token enough?", **ours),
+        equivalent("softmax", "top-k", 0.05, quote="Is it as good?", **ours | {"metric": "loss"}),
+    ]
+    rows = [_evidence(claim) for claim in claims]
+    for row, verdict in zip(rows, judge(rows)):
+        form = METRICS[row["metric"]]["format"]
+        row["would_change"] = would_change(row, verdict, form=form, claims=len(rows))
+        row["verdict"] = verdict
+    return rows
+
+
+def _evidence(claim):
+    a, b = (VALUES[arm][claim.metric] for arm in (claim.a, claim.b))
+    differences = paired(b, a) if claim.metric == "loss" else paired(a, b)
+    seeds = {"a_seeds": len(a), "b_seeds": len(b), "failed": 10 - len(a) - len(b)}
+    return {**asdict(claim), "look": 1, "differences": differences, **seeds}
 
 
 def _curve(start, rate, floor, points=60):
@@ -107,46 +122,15 @@ RESULT = {
     "planned": {"seeds": 5, "from": "pilot"},
     "varies": ["first weights", "order of the examples", "noise of the router"],
     "deviations": ["handwritten digits of 8 × 8 pixels instead of MNIST", "8 experts, not 16"],
-    "notes": ["45 examples of the source had no label and were left out."],
     "budget": {"seconds": 600, "equal": "flops", "device": "cpu", "per_trial": 9.1e10, "arms": {}},
     "looks": [
         {"look": 1, "seeds": 5, "trials_sha256": "9f2c" * 16, "when": "2026-11-15T14:02:11+00:00"}
     ],
     "trials_sha256": "9f2c" * 16,
     "main": "accuracy",
-    "metrics": {
-        "accuracy": {"label": "Accuracy", "better": "higher", "format": ".1%", "split": "test"},
-        "loss": {"label": "Loss", "better": "lower", "format": ".3f", "split": "validation"},
-        "dead": {"label": "Dead experts", "better": "", "format": "d", "split": "test"},
-    },
+    "metrics": METRICS,
     "arms": [_arm(i, name) for i, name in enumerate(ARMS)],
-    "claims": [
-        _claim(
-            "dselect-k",
-            "top-k",
-            "holds",
-            0.0113,
-            0.0041,
-            quote=QUOTE,
-            mark="2 §5",
-            number="> 1 point",
-            reason="half of what the paper reports",
-            tier="scaled down",
-        ),
-        _claim("dense", "top-k", "reversed", -0.0142, 0.0052),
-        _claim("perturbed-cosine", "top-k", "negligible", -0.0008, 0.0029),
-        _claim("switch", "dense", "undecided", 0.0071, 0.0094, failed=1, a_seeds=4, tier="proxy"),
-        _claim(
-            "softmax",
-            "top-k",
-            "holds",
-            0.011,
-            0.02,
-            kind="equivalent",
-            metric="loss",
-            margin=0.05,
-        ),
-    ],
+    "claims": _claims(),
     "failures": [{"arm": "switch", "seed": 3, "error": "ValueError: the loss is not finite"}],
     "tuning": {
         "trials": 20,
@@ -185,15 +169,19 @@ def result(**changes):
 
 def smallest():
     """One arm, one seed, nothing but a number."""
-    metric = {"mean": 0.9, "low": None, "high": None, "n": 1, "values": {"0": 0.9}}
     cost = dict.fromkeys(("flops", "parameters", "memory", "seconds"))
-    arm = {"name": "only", "settings": {}, "metrics": {"accuracy": metric}, "examples": None}
+    arm = {
+        "name": "only",
+        "settings": {},
+        "metrics": {"accuracy": _summary({0: 0.9})},
+        "examples": None,
+    }
     arm |= {"cost": cost, "finished": 1, "failed": 0}
     return result(
         arms=[arm],
-        metrics={"accuracy": RESULT["metrics"]["accuracy"]},
+        metrics={"accuracy": METRICS["accuracy"]},
         seeds=1,
-        **{name: [] for name in ("claims", "failures", "looks", "deviations", "varies", "notes")},
+        **{name: [] for name in ("claims", "failures", "looks", "deviations", "varies")},
         **{name: {} for name in ("curves", "loads", "trajectories", "versions")},
         tuning=None,
         budget=None,

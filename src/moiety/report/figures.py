@@ -18,6 +18,7 @@ COLOURS = 8
 SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "x", "star"]
 WORDS = {"holds": "circle", "reversed": "x", "negligible": "diamond", "undecided": "circle-open"}
 LABELLED = 16  # experts up to which cells and lines carry numbers and names
+GAP = 0.03  # of the width, between points that would hide each other
 PERCENT = re.compile(r",?\.\d+%")
 
 
@@ -76,8 +77,10 @@ def forest(result: Mapping[str, Any]) -> list[Figure]:
     if not claims:
         return []
     top = len(claims)
+    ends = [end / c["margin"] for _, c in claims for end in c["verdict"]["interval"]]
+    around = [min(-1.5, *ends) - 0.2, max(1.5, *ends) + 0.2]  # always with some room by the band
     layout = {
-        "xaxis": axis("Effect ÷ δ", zeroline=True),
+        "xaxis": axis("Effect ÷ δ", zeroline=True, range=around),
         "yaxis": {"visible": False, "range": [-0.6, top - 0.25], "fixedrange": True},
         "shapes": [_band(), *(_between(y + 0.62) for y in range(top - 1))],
         "annotations": [_row(result, i, c, top - 1 - n) for n, (i, c) in enumerate(claims)],
@@ -181,7 +184,8 @@ def _against(
     size, prefix = unit(max(arm["cost"][key] for _, arm, _ in points), units)
     label, form = label_of(result, metric), form_of(result, metric)
     what = f"{name} {of}".strip() + (f", {prefix}" if prefix else "")
-    traces = [_point(i, arm, value, arm["cost"][key] / size) for i, arm, value in points]
+    places = _apart([arm["cost"][key] / size for _, arm, _ in points])
+    traces = [_point(i, arm, value, x) for (i, arm, value), x in zip(points, places)]
     rows = [
         [arm["name"], f"{arm['cost'][key] / size:.3g}"]
         + [number(value.get(end), form) for end in ("mean", "low", "high")]
@@ -190,7 +194,25 @@ def _against(
     layout = {"xaxis": axis(what), "yaxis": axis(label, form), "hovermode": "closest"}
     spoken = f"{label} with 95 % interval against {what}, one point for each of {len(points)} arms"
     head = ["Arm", what, label, "Low", "High"]
-    return Figure(f"{label} against {name}", spoken, traces, layout, head, rows)
+    note = "Points that would hide each other stand a little apart." if len(points) > 1 else ""
+    return Figure(f"{label} against {name}", spoken, traces, layout, head, rows, note)
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """The same numbers, with those that are nearly equal moved apart around their middle."""
+    step = GAP * max(max(values) - min(values), 0.1 * max(map(abs, values)))
+    groups: list[list[int]] = []
+    for i in sorted(range(len(values)), key=lambda i: values[i]):
+        if groups and values[i] - values[groups[-1][0]] < step:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    moved = {}
+    for group in groups:
+        middle = sum(values[i] for i in group) / len(group)
+        for n, i in enumerate(sorted(group)):
+            moved[i] = middle + step * (n - (len(group) - 1) / 2)
+    return [moved[i] for i in range(len(values))]
 
 
 def _point(i: int, arm: Mapping[str, Any], value: Mapping[str, Any], x: float) -> dict[str, Any]:

@@ -43,10 +43,14 @@ def study_page(result: Result) -> str:
     result = _finite(result)
     plotly, script = plotly_script(), (TEMPLATES / "study.js").read_text(encoding="utf-8")
     sections, specs = _number({name: make(result) for name, _, make in SECTIONS})
+    # A question may be followed by what one has to know of the data.
+    asked, mark, told = result["question"].partition("? ")
     return render(
         "study.html",
         title=result["title"],
         result=result,
+        asked=f"{asked}{mark}".strip(),
+        told=told,
         facts=_facts(result),
         verdicts=[_verdict(result, claim) for claim in result["claims"]],
         tally=_tally(result["claims"]),
@@ -78,7 +82,8 @@ def _number(
     for section, made in sections.items():
         for figure in made:
             name = f"plot-{len(specs) + 1}"
-            specs[name] = {"data": figure.data, "layout": figure.layout}
+            layout = {**figure.layout, "height": figure.height}
+            specs[name] = {"data": figure.data, "layout": layout}
             named[section].append((name, figure))
     return named, specs
 
@@ -188,8 +193,9 @@ def _columns(result: Result) -> list[dict[str, str]]:
 def _better(metrics: Iterable[Mapping[str, str]]) -> str:
     """Which way each metric is better, in a sentence."""
     ways = {way: [m["label"] for m in metrics if m["better"] == way] for way in ("higher", "lower")}
-    parts = [f"{way} {' and '.join(labels)}" for way, labels in ways.items() if labels]
-    return f"Better is {', '.join(parts)}." if parts else ""
+    parts = [f"{way} is better for {' and '.join(names)}" for way, names in ways.items() if names]
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _row(result: Result, arm: Mapping[str, Any]) -> list[Cell]:
@@ -223,7 +229,7 @@ def _search(result: Result) -> dict[str, Any] | None:
         [
             name,
             str(arm["tried"]),
-            "; ".join(f"{n} {reason}" for reason, n in arm["discarded"].items()) or "none",
+            "; ".join(f"{n} × {reason}" for reason, n in arm["discarded"].items()) or "none",
             ", ".join(f"{key} {plain(value)}" for key, value in (arm["chosen"] or {}).items())
             or MISSING,
         ]

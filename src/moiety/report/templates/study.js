@@ -38,11 +38,10 @@
 
   function draw() {
     const style = getComputedStyle(root);
+    const width = printed.matches ? PAPER : undefined;
     for (const [id, { data, layout }] of Object.entries(figures)) {
-      const place = document.getElementById(id);
-      const width = printed.matches ? Math.min(PAPER, root.clientWidth) : undefined;
-      Plotly.react(place, painted(data, "", style), painted(framed(layout, width), "", style),
-        { displayModeBar: false, responsive: true });
+      Plotly.react(id, painted(data, "", style), painted(framed(layout, width), "", style),
+        { displayModeBar: false, responsive: !width });
     }
   }
   if (block) {
