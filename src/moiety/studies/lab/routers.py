@@ -1,8 +1,8 @@
 """Routers on handwritten digits: does any beat a dense model at equal active FLOPs?
 
-The models of `moiety demo`, over many seeds. One learning rate for all, the one that suits the
-dense model: whatever routers gain here, they gain without a search of their own. Each keeps the
-weights of its best check on validation images.
+The models of `moiety demo`, over many seeds. One learning rate for all, that of the demo, which was
+chosen on the dense model: what routers gain here, they gain without a search of their own. Each
+trial keeps the weights of its best check on validation images.
 """
 
 from __future__ import annotations
