@@ -83,5 +83,5 @@ study = Study(
         )
     ],
     varies=("first weights", "order of the examples"),
-    speed=lambda settings, device: Speed(seconds=1e-4, flops=10.0 * settings["width"], start=0.01),
+    speed=lambda settings, device: Speed(seconds=2e-3, flops=10.0 * settings["width"], start=0.01),
 )

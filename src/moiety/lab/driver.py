@@ -9,6 +9,7 @@ have ended.
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from .. import io
+from ..report import study_page
 from ..train import find_device
 from .executors import Executor, InProcess, Processes
 from .loading import load_study
@@ -138,20 +140,16 @@ def command_line(reference: str, scale: str, folder: Path, asked: Mapping[str, A
 
 
 def write_page(run: Run, result: Mapping[str, Any]) -> None:
-    """Write report.html, where all trials have ended and the extra for plots is there."""
+    """Write report.html, where all trials have ended."""
     if "schema" not in result:
         return
-    path = run.folder / "report.html"
-    try:
-        from ..report import study_page
-
-        io.write_atomic(path, study_page(result))
-    except ImportError as error:
-        run.say(
-            f"No page was written ({error}); install moiety[lab], then: moiety report {run.folder}"
-        )
-        return
+    path = io.write_atomic(run.folder / "report.html", study_page(result))
     run.say(f"The page: {path}")
+    if importlib.util.find_spec("plotly") is None:
+        run.say(
+            "It has no plots, because plotly is missing: pip install 'moiety[lab]', then "
+            f"moiety report {shlex.quote(str(run.folder))}"
+        )
 
 
 def tell_failures(run: Run, result: Mapping[str, Any]) -> None:
