@@ -122,13 +122,12 @@ def _now() -> str:
 def _ended(store: Store, trials: Sequence[Trial]) -> tuple[dict[str, Record], dict[str, Record]]:
     """The records of these trials, done and failed, in the order of the trials."""
     done, failed = store.finished(), store.failed()
-    missing = [trial.key for trial in trials if trial.key not in done and trial.key not in failed]
-    if missing:
+    keys = [trial.key for trial in trials]
+    if missing := [key for key in keys if key not in done and key not in failed]:
         raise ValueError(
             f"{len(missing)} of {len(trials)} trials have not ended ({missing[0]}); "
             "run the study again to finish it"
         )
-    keys = [trial.key for trial in trials]
     return {k: done[k] for k in keys if k in done}, {k: failed[k] for k in keys if k in failed}
 
 
