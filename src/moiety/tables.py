@@ -74,7 +74,8 @@ def open_packed(path: str | Path, *, limit: int = LIMIT) -> BinaryIO:
     """Open a file for reading, unpacked where its name says that it is packed."""
     path = Path(path)
     opened = PACKED.get(path.suffix.lower(), open)
-    return io.BufferedReader(_Limited(opened(path, "rb"), path.name, limit))  # type: ignore[operator]
+    stream: Any = opened(path, "rb")  # type: ignore[operator]
+    return io.BufferedReader(_Limited(stream, path.name, limit), 2**20)
 
 
 class _Limited(io.RawIOBase):

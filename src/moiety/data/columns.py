@@ -55,7 +55,7 @@ def sort_columns(frame: pandas.DataFrame, notes: list[str]) -> tuple[pandas.Data
             found.ignored[name] = "an id: a different one in almost each row"
         else:
             found.categories.append(name)
-            made[name] = values.where(values.isna(), values.astype(str).str.strip())
+            made[name] = _as_categories(values)
     import pandas
 
     return pandas.DataFrame(made, index=frame.index), found
@@ -85,24 +85,40 @@ def _as_numbers(values: pandas.Series, notes: list[str]) -> pandas.Series | None
     import pandas
 
     kinds = pandas.api.types
+    if isinstance(values.dtype, pandas.CategoricalDtype):  # somebody said so
+        return None
     if kinds.is_datetime64_any_dtype(values):
         zone_free = values.dt.tz_localize(None) if values.dt.tz is not None else values
         return (zone_free - pandas.Timestamp(0)) / pandas.Timedelta(days=1)
     if not (kinds.is_numeric_dtype(values) or kinds.is_bool_dtype(values)):
-        coerced = pandas.to_numeric(values, errors="coerce")
-        wrong = values.notna() & coerced.isna()
-        if wrong.sum() > 0.05 * values.notna().sum():
+        # By the different values, of which a category has few: millions of words are slow to try.
+        codes, words = pandas.factorize(values)
+        tried = pandas.to_numeric(pandas.Series(words, dtype=object), errors="coerce")
+        coerced = np.append(tried.to_numpy(np.float64), np.nan)[codes]
+        wrong = (codes >= 0) & np.isnan(coerced)
+        if wrong.sum() > 0.05 * (codes >= 0).sum():
             return None
-        notes.append(
-            f"{values.name}: {wrong.sum()} values that are no numbers, such as "
-            f"{str(values[wrong].iloc[0])!r}, count as missing"
-        )
-        values = coerced
+        if wrong.any():
+            notes.append(
+                f"{values.name}: {wrong.sum()} values that are no numbers, such as "
+                f"{str(words[codes[wrong][0]])!r}, count as missing"
+            )
+        values = pandas.Series(coerced, index=values.index, name=values.name)
     numbers = values.astype("float64")
     wild = np.isinf(numbers)
     if wild.any():
         notes.append(f"{values.name}: {wild.sum()} infinite values count as missing")
     return numbers.mask(wild)
+
+
+def _as_categories(values: pandas.Series) -> pandas.Series:
+    """The column as words, without the blanks around them."""
+    import pandas
+
+    codes, words = pandas.factorize(values)
+    merged, names = pandas.factorize(np.array([str(word).strip() for word in words], dtype=object))
+    categories = pandas.Categorical.from_codes(np.append(merged, -1)[codes], names)
+    return pandas.Series(categories, index=values.index)
 
 
 def _counts_rows(name: str, numbers: pandas.Series) -> bool:
@@ -134,11 +150,16 @@ def encode_categories(
     coded = np.zeros((len(frame), frame.shape[1]), dtype=np.int64)
     cardinalities = []
     for place, name in enumerate(frame):
-        counts = frame[name].iloc[rows["train"]].value_counts()
-        if len(counts) > MOST:
-            notes.append(f"{name}: {MOST} of {len(counts)} different values kept, the commonest")
-        levels = sorted(counts.index[:MOST])
-        ids = {level: id for id, level in enumerate(levels, start=1)}
-        coded[:, place] = frame[name].map(ids).fillna(0).to_numpy(np.int64)
+        codes, words = frame[name].cat.codes.to_numpy(), frame[name].cat.categories
+        train = codes[rows["train"]]
+        counts = np.bincount(train[train >= 0], minlength=len(words))
+        seen = np.flatnonzero(counts)
+        if len(seen) > MOST:
+            notes.append(f"{name}: {MOST} of {len(seen)} different values kept, the commonest")
+            seen = np.argsort(-counts, kind="stable")[:MOST]
+        levels = sorted(seen, key=lambda code: words[code])
+        ids = np.zeros(len(words) + 1, dtype=np.int64)  # the last is where code −1, missing, looks
+        ids[levels] = np.arange(1, len(levels) + 1)
+        coded[:, place] = ids[codes]
         cardinalities.append(len(levels) + 1)
     return {split: torch.from_numpy(coded[these]) for split, these in rows.items()}, cardinalities

@@ -173,13 +173,13 @@ def uci(
 
         words: dict[str, Any] = {"names": list(columns), "skipinitialspace": True, "comment": "|"}
         words |= {"keep_default_na": False, "na_values": MISSING}
-        words["dtype"] = dict.fromkeys(codes, str)
         frames = {
             split: pandas.read_csv(io.BytesIO(content(file)), **words)
             for split, file in files.items()
         }
         table = _stack(frames, targets)
         frame = table.frame.drop(columns=list(unused))
+        frame = frame.astype(dict.fromkeys(codes, "category"))
         frame["income"] = frame["income"].str.removesuffix(".")  # as some of the files end it
         never = frame[married].str.lower().str.startswith("never")
         frame["never_married"] = never.map({True: "yes", False: "no"})

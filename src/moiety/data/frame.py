@@ -70,9 +70,10 @@ def finish(
     rows: Rows,
     notes: list[str],
     found: dict[str, Any],
+    order: Sequence[str] = (),
 ) -> Problem:
     """Put the targets to the inputs of `splits`; `found` are further fields of the problem."""
-    targets, values = encode(labels, kinds, rows, name, notes)
+    targets, values = encode(labels, kinds, rows, name, notes, order)
     for split, made in splits.items():
         made.targets = values[split]
     sizes = ", ".join(f"{len(these)} {split}" for split, these in rows.items())
@@ -113,6 +114,8 @@ def _text_column(inputs: pandas.DataFrame, text: str | None, name: str) -> str |
             )
         return text
     texts = [column for column in inputs if is_text(inputs[column])]
+    if not texts:
+        return None
     _, rest = sort_columns(inputs.drop(columns=texts), [])
     alone = not rest.numbers and not rest.categories
     usual = [column for column in texts if column.lower() in TEXT_NAMES]

@@ -28,18 +28,19 @@ def from_images(
     read: Callable[[np.ndarray, list[str]], np.ndarray],
     *,
     given: np.ndarray | None = None,
-    target: str = "class",
+    order: Sequence[str] = (),
     seed: int = 0,
     max_examples: int | None = None,
     notes: list[str] | None = None,
 ) -> Problem:
     """Work out a problem from the class of each image, and `read`, which gets the rows wanted.
 
-    `read` returns uint8 [N, C, H, W] and may add to the notes. Only what is used is read.
+    `read` returns uint8 [N, C, H, W] and may add to the notes. Only what is used is read. `order`
+    is that of the classes, where the data have one.
     """
     import pandas
 
-    notes = [] if notes is None else notes
+    notes, target = [] if notes is None else notes, "class"
     labels, kinds = settle_kinds(
         pandas.DataFrame({target: words}, dtype=object), {target: "classes"}, name, notes
     )
@@ -56,20 +57,22 @@ def from_images(
     mean, std = _mean_std(images[rows["train"]])
     _, channels, height, width = images.shape
     shown = " ".join(f"{m:.3f}/{s:.3f}" for m, s in zip(mean, std))
-    notes.append(f"images: {height}×{width}, {channels} channels, mean/std of train {shown}")
+    colour = "grey" if channels == 1 else "colour"
+    notes.append(f"images: {height}×{width}, {colour}, mean/std of train {shown}")
     splits = {part: Split({"images": torch.from_numpy(images[r])}, {}) for part, r in rows.items()}
     found = {"shape": (channels, height, width), "mean": mean, "std": std, "leaks": leaks}
-    return finish(name, "image", labels, kinds, splits, rows, notes, found)
+    return finish(name, "image", labels, kinds, splits, rows, notes, found, order)
 
 
 def _mean_std(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of each channel, in 0…1, from counts of the 256 values: no float copy of the images."""
+    """Of each channel, in 0…1."""
     mean, std = [], []
     for channel in range(images.shape[1]):
-        counts = np.bincount(images[:, channel].ravel(), minlength=256)
-        shares, values = counts / counts.sum(), np.arange(256) / 255
-        mean.append(float(shares @ values))
-        std.append(float(np.sqrt(shares @ (values - mean[-1]) ** 2)) or 1.0)
+        values = images[:, channel]
+        first = values.mean(dtype=np.float64) / 255
+        second = np.square(values, dtype=np.uint16).mean(dtype=np.float64) / 255**2
+        mean.append(float(first))
+        std.append(float(max(second - first**2, 0)) ** 0.5 or 1.0)
     return tuple(mean), tuple(std)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXACT = {"classes": 0.99, "number": 0.999}
 SUSPICIOUS = {"classes": 0.9, "number": 0.95}
-SETTLED = 0.25  # share of the rows on which a value alone settles the class
+SETTLED = 0.25  # of the rows, and of what there is to know of the class, settled by single values
 CHANCE = 1e-6  # of a value that settles nothing doing so on as many rows as it has
 LEAST = 30  # rows; with fewer, chance looks like a leak
 FOLDS, BINS, LEVELS, ROWS = 5, 200, 2000, 200_000
@@ -57,17 +57,17 @@ def _of_classes(column: str, target: str, levels: np.ndarray, words: pandas.Seri
     import pandas
 
     ids = pandas.factorize(words)[0]
-    score, settled = class_score(levels, ids), settled_share(levels, ids)
+    score, (share, told) = class_score(levels, ids), settled(levels, ids)
     if score >= SUSPICIOUS["classes"]:
         commonest = np.bincount(ids).max() / len(ids)
         right = commonest + score * (1 - commonest)
         reason = f"alone it gets {right:.1%} right, the commonest class would be {commonest:.1%}"
-    elif settled >= SETTLED:
-        reason = f"its value alone settles the class on {settled:.0%} of the rows"
+    elif min(share, told) >= SETTLED:
+        reason = f"its value alone settles the class on {share:.0%} of the rows"
     else:
         return None
     exact = score >= EXACT["classes"]
-    return Leak(column, target, round(max(score, settled), 4), reason, dropped=exact)
+    return Leak(column, target, round(max(score, told), 4), reason, dropped=exact)
 
 
 def _of_number(
@@ -96,13 +96,24 @@ def class_score(levels: np.ndarray, ids: np.ndarray) -> float:
     return max(0.0, float((right - commonest) / max(len(ids) - commonest, 1)))
 
 
-def settled_share(levels: np.ndarray, ids: np.ndarray) -> float:
-    """Share of rows whose level always goes with one class, more often than chance would."""
+def settled(levels: np.ndarray, ids: np.ndarray) -> tuple[float, float]:
+    """Share of rows whose level always goes with one class, and how much of the class it tells.
+
+    The second is the information of "settled, and as which class" about the class, from 0 to 1:
+    that children earn little settles many rows of a census, and says little of who earns much.
+    """
     table = _table(levels, ids)
-    rows, top = table.sum(1), table.max(1)
-    base = (table.sum(0) / len(ids))[table.argmax(1)]
-    unlikely = rows * np.log(np.clip(base, 1e-12, 1 - 1e-12)) < np.log(CHANCE)
-    return float(rows[(top >= 0.999 * rows) & unlikely].sum() / len(ids))
+    rows, top, base = table.sum(1), table.max(1), table.sum(0) / len(ids)
+    chance = rows * np.log(np.clip(base[table.argmax(1)], 1e-12, 1 - 1e-12))
+    pure = (top >= 0.999 * rows) & (chance < np.log(CHANCE))
+    rest = table[~pure].sum(0)
+    whole, left = _entropy(table.sum(0)), _entropy(rest) * rest.sum() / len(ids)
+    return float(rows[pure].sum() / len(ids)), float(1 - left / whole) if whole else 0.0
+
+
+def _entropy(counts: np.ndarray) -> float:
+    shares = counts[counts > 0] / max(counts.sum(), 1)
+    return float(-(shares * np.log(shares)).sum())
 
 
 def number_score(levels: np.ndarray, values: np.ndarray) -> float:

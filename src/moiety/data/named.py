@@ -115,7 +115,7 @@ def load_named(
         if targets and list(targets) != ["class"] and targets != "class":
             raise ValueError(f"{name} holds images, with one target: class; leave targets out")
         images, words = raw.images, [raw.classes[id] for id in raw.ids]
-        problem = from_images(name, words, lambda rows, _: images[rows], **split)
+        problem = from_images(name, words, lambda rows, _: images[rows], order=raw.classes, **split)
     else:
         chosen = targets or raw.targets
         names = chosen.split(",") if isinstance(chosen, str) else chosen

@@ -61,13 +61,15 @@ class Split:
 class Leak:
     """A column that gives a target away."""
 
-    column: str
+    column: str  # or, in brackets, what else it is
     target: str
     score: float  # of the column alone: 1 is perfect, 0 no better than without it
     reason: str
     dropped: bool = False  # whether it was kept out of the inputs
 
     def __str__(self) -> str:
+        if self.column.startswith("("):  # no column, but something about the examples
+            return f"{self.target} is given away: {self.reason}"
         done = "left out of the inputs" if self.dropped else "still among the inputs"
         return f"{self.column} gives {self.target} away: {self.reason}; {done}"
 

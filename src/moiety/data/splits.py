@@ -136,5 +136,5 @@ def drop_repeats(
     notes.append(f"repeats: {gone} examples that are also in a later split were taken out")
     if leaked < 0.01:
         return []
-    reason = f"{leaked:.1%} of the test examples were also in train"
+    reason = f"{leaked:.1%} of the test examples were also in train, and were taken out there"
     return [Leak("(repeated examples)", target, float(leaked), reason, dropped=True)]

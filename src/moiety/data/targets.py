@@ -73,7 +73,7 @@ def settle_kinds(
     for column, kind in kinds.items():
         values = labels[column]
         labels = labels.assign(
-            **{column: _numbers(values, name) if kind == "number" else values.map(_word)}
+            **{column: _numbers(values, name) if kind == "number" else _words(values)}
         )
     return labels, kinds
 
@@ -111,11 +111,16 @@ def _numbers(values: pandas.Series, name: str) -> pandas.Series:
     return numbers
 
 
-def _word(value: Any) -> str:
-    """A class as text: 1.0, as a column with a gap reads, is "1"."""
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return str(value).strip()
+def _words(values: pandas.Series) -> np.ndarray:
+    """Classes as text: 1.0, as a column with a gap reads, is "1"."""
+    import pandas
+
+    def word(value: Any) -> str:
+        whole = isinstance(value, float) and value.is_integer()
+        return str(int(value)) if whole else str(value).strip()
+
+    codes, different = pandas.factorize(values)
+    return np.array([word(value) for value in different], dtype=object)[codes]
 
 
 def strata(labels: pandas.DataFrame, kinds: Kinds) -> np.ndarray:
@@ -154,9 +159,17 @@ def check_classes(labels: pandas.DataFrame, kinds: Kinds, name: str, *, ours: bo
 
 
 def encode(
-    labels: pandas.DataFrame, kinds: Kinds, rows: Rows, name: str, notes: list[str]
+    labels: pandas.DataFrame,
+    kinds: Kinds,
+    rows: Rows,
+    name: str,
+    notes: list[str],
+    order: Sequence[str] = (),
 ) -> tuple[list[Target], dict[str, dict[str, Tensor]]]:
-    """The targets, and their values in each split; classes and scale are those of train."""
+    """The targets, and their values in each split; classes and scale are those of train.
+
+    `order` is that of the classes, where the data have one; else it is that of their names.
+    """
     targets: list[Target] = []
     values: dict[str, dict[str, Tensor]] = {split: {} for split in rows}
     for column, kind in kinds.items():
@@ -169,7 +182,7 @@ def encode(
                 f"{column}: a number, standardised (mean {target.mean:.4g}, std {target.std:.4g})"
             )
         else:
-            target = Target(column, kind, _sorted(set(all_values[rows["train"]])))
+            target = Target(column, kind, list(order) or _sorted(set(all_values[rows["train"]])))
             coded = _class_ids(all_values, target, rows, name)
             notes.append(f"{column}: {_counts(coded[rows['train']], target.classes)}")
         targets.append(target)
