@@ -281,3 +281,11 @@ def test_the_command_says_what_is_not_by_default():
     )
     line = command_line("x", "full", Path("o"), {"workers": 2, "device": "cuda", "seeds": 0})
     assert line.endswith("--workers 2 --device cuda --seeds 0")
+
+
+def test_the_study_of_the_docs_runs(lab):
+    text = (Path(__file__).parents[2] / "docs" / "lab.md").read_text(encoding="utf-8")
+    lab.file.write_text(text.split("```python\n")[1].split("```")[0], encoding="utf-8")
+    result = lab.run()
+    assert result["failures"] == [] and result["study"] == "mine/width"
+    assert len(result["claims"]) == 1 and set(result["curves"]["loss"]) == {"narrow", "wide"}

@@ -56,11 +56,12 @@ def run_study(
         reference, scale=scale, out=out, device=device, workers=workers, arms=arms, console=console
     )
     find_device(device)
+    seconds = None if budget is None else parse_time(budget)
     run.executor = choose_executor(workers, ray)
     run.command = command or command_line(reference, scale, run.folder, asked)
     with io.lease(run.folder, wait=wait):
         try:
-            run.draft_plan(seeds, pilot, None if budget is None else parse_time(budget), equal)
+            run.draft_plan(seeds, pilot, seconds, equal)
             run.begin()
             result = run.to_the_end(pilot)
         except KeyboardInterrupt:

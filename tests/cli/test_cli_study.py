@@ -1,0 +1,124 @@
+"""`moiety study`: lists, runs, shows, and says what is wrong in one sentence."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from moiety import io
+from moiety.lab.loading import list_studies
+
+TOY = Path(__file__).parents[1] / "lab" / "toy.py"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def test_the_list_has_one_study_a_line_name_first(moiety):
+    code, out, _ = moiety("study", "list")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(list_studies())
+    assert "Routers on handwritten digits" in out
+
+
+def test_a_run_from_nothing_to_its_verdicts(moiety):
+    code, out, err = moiety("study", "run", TOY, "--scale", "smoke", "--seeds", 2)
+    assert (code, err) == (0, "")
+    folder = Path("runs/tests--toy/smoke")
+    assert (folder / "report.html").exists() and (folder / "result.json").exists()
+    assert "4/4 wide, seed 1: Error" in out
+    assert "wide > narrow (error, δ 0.2)" in out
+    assert len(list((folder / "trials").iterdir())) == 4
+    code, out, _ = moiety("study", "show", TOY)
+    assert code == 0
+    assert "2/2" in out and "All trials are done." in out and "wide > narrow" in out
+    assert f"Command: moiety study run {TOY} --scale smoke" in out
+
+
+def test_a_dry_run_shows_what_is_done_and_writes_nothing(moiety):
+    words = ("study", "run", TOY, "--scale", "smoke", "--dry-run")
+    code, out, _ = moiety(*words)
+    assert code == 0 and os.listdir() == []
+    assert "narrow" in out and "0/3" in out and "6 trials to run: time not known" in out
+    code, out, _ = moiety(*words, "--budget", "10s", "--equal", "examples")
+    assert "examples=" in out and "6 trials to run: about 8." in out
+    assert os.listdir() == []
+    moiety(*words[:-1], "--seeds", 2)
+    stored = io.read_json("runs/tests--toy/smoke/plan.json")
+    code, out, _ = moiety(*words, "--seeds", 4)
+    assert "2/4" in out and "4 trials to run: about" in out
+    assert io.read_json("runs/tests--toy/smoke/plan.json") == stored
+
+
+def test_show_works_while_a_run_is_going_on(moiety):
+    moiety("study", "run", TOY, "--scale", "smoke", "--seeds", 2, "--out", "here")
+    next(Path("here/trials").glob("wide-s1-*")).unlink()
+    with io.lease("here"):
+        code, out, _ = moiety("study", "show", "here")
+    assert code == 0
+    assert "1/2" in out and "1 trials to run" in out
+
+
+def test_show_of_a_study_without_runs_says_what_it_asks(moiety):
+    code, out, _ = moiety("study", "show", "lab/routers")
+    assert code == 0
+    assert "Not run yet: moiety study run lab/routers" in out
+    assert "claim: top-k greater dense, margin 0.01" in out
+
+
+def test_failed_trials_are_exit_code_1(moiety):
+    text = TOY.read_text().replace(
+        "    return {", "    1 / (running.seed - 1)\n        return {", 1
+    )
+    assert "running.seed - 1" in text
+    Path("bad.py").write_text(text)
+    code, out, err = moiety("study", "run", "bad.py", "--scale", "smoke")
+    assert code == 1 and err == ""
+    assert "2 trials failed (of narrow, wide); their tracebacks are in" in out
+    assert "failed: ZeroDivisionError" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "nothing"], "there is no study 'nothing'"),
+        (["run", TOY, "--scale", "huge"], "has no scale 'huge'; it has smoke, small, full"),
+        (["run", TOY, "--arm", "deep"], "has no arm 'deep'; it has narrow, wide"),
+        (["run", TOY, "--seeds", "0"], "the number of seeds must be at least 1, not 0"),
+        (["run", TOY, "--seeds", "x"], "--seeds"),
+        (["run", TOY, "--workers", "0"], "--workers"),
+        (["run", TOY, "--device", "quantum"], "there is no device 'quantum' here"),
+        (["run", TOY, "--budget", "10"], "a time is written like 90s, 5m or 1h30m, not '10'"),
+        (["run", TOY, "--budget", "1m", "--equal", "steps"], "flops, examples, time, not 'steps'"),
+        (["run", TOY, "--budget", "10ms"], "a time is written like"),
+        (["run", TOY, "--budget", "0.01s"], "leave no time to train"),
+        (["run", TOY, "--pilot", "1"], "a pilot needs at least 2 seeds, not 1"),
+        (["run", TOY, "--pilot", "3", "--seeds", "3"], "not both"),
+        (["run", TOY, "--ray", "127.0.0.1:9", "--scale", "smoke"], "Ray"),
+        (["show", "nothing"], "there is no study 'nothing'"),
+        (["show", "."], ". is not the folder of a run: it holds no study.json"),
+        (["sing"], "sing"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(moiety, words, said):
+    code, _, err = moiety("study", *words)
+    assert code == 2
+    assert err.startswith("moiety: ") and said in err and err.count("\n") == 1
+
+
+def test_a_folder_in_use_is_told(moiety):
+    with io.lease("here"):
+        code, _, err = moiety("study", "run", TOY, "--out", "here", "--wait", "0.1")
+    assert code == 2
+    assert f"here is in use by process {os.getpid()}" in err and err.count("\n") == 1
+
+
+def test_the_ledger_is_printed_and_written(moiety):
+    code, out, _ = moiety("study", "claims")
+    assert code == 0 and out.startswith("# Claims") and "lab/routers" in out
+    code, said, _ = moiety("study", "claims", "--write", "docs/claims.md")
+    assert code == 0 and said == "The ledger: docs/claims.md\n"
+    assert Path("docs/claims.md").read_text() == out
