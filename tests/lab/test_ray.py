@@ -13,11 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from moiety import io
-from moiety.lab.executors import InProcess, Job
+from moiety.lab.executors import InProcess, Job, versions
 from moiety.lab.executors import ray as on_ray
 from moiety.lab.executors.ray import RayExecutor
+from moiety.lab.executors.ray_worker import Checkpoint, Curve, Worker
 from moiety.lab.store import Store, Trial
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -214,7 +216,7 @@ def test_a_node_has_room_for_whole_jobs():
 
 
 def worker():
-    return on_ray._Worker(on_ray.versions()["moiety"])
+    return Worker(versions()["moiety"])
 
 
 def test_a_study_file_travels_to_a_node_that_has_another_or_none(walks):
@@ -229,7 +231,7 @@ def test_a_study_file_travels_to_a_node_that_has_another_or_none(walks):
 
 def test_a_node_with_another_version_is_refused():
     with pytest.raises(ImportError, match=r"it has version .*, the driver 0\.0\.0"):
-        on_ray._Worker("0.0.0")
+        Worker("0.0.0")
 
 
 def test_a_trial_waits_for_the_driver_when_too_much_is_kept():
@@ -248,10 +250,31 @@ def test_a_trial_waits_for_the_driver_when_too_much_is_kept():
 def test_what_the_store_would_refuse_raises_in_the_trial():
     here = worker()
     with pytest.raises(ValueError, match="nan"):
-        on_ray._Curve(here, "key").append(1, loss=float("nan"))
+        Curve(here, "key").append(1, loss=float("nan"))
     with pytest.raises(ValueError, match="cannot hold"):
-        on_ray._Checkpoint(here, "key", None).save({"model": object()})
+        Checkpoint(here, "key", None).save({"model": object()})
     assert here.messages == []
+
+
+def test_a_damaged_checkpoint_raises_in_the_trial(walks):
+    (job,), store = walks.jobs("saved-0"), Store(walks.folder)
+    (trial,) = job.trials
+    io.write_atomic(store.checkpoint(trial).latest, b"half of it")
+    packed, _ = on_ray._packed(job, store)
+    with pytest.raises(ValueError, match="holds no whole checkpoint"):
+        Checkpoint(worker(), trial.key, packed.states[trial.key]).load()
+
+
+def test_a_saved_state_is_a_copy_and_so_is_a_loaded_one():
+    checkpoint, weight = Checkpoint(worker(), "key", None), torch.zeros(2)
+    saver = threading.Thread(target=lambda: checkpoint.save({"w": weight, 1: (2,)}), daemon=True)
+    saver.start()
+    ((what, key, sent),), _ = checkpoint.worker.say()
+    saver.join()
+    weight += 1
+    checkpoint.load()["w"].add_(1)
+    assert (what, key) == ("save", "key") and sent[1] == (2,)
+    assert sent["w"].tolist() == checkpoint.load()["w"].tolist() == [0, 0]
 
 
 # -- behind a marker -------------------------------------------------------------------------------
