@@ -38,7 +38,7 @@ def make_trials(study, seeds, arms=None):
 
 
 class Memory:
-    """A store in memory: `metrics[trial.key]`, or a traceback where it failed."""
+    """A store that holds its records, by key, in memory; curves stay on disk."""
 
     def __init__(self, folder, ended):
         self.folder = folder
