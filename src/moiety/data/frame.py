@@ -130,7 +130,7 @@ def _texts(
     """Splits of texts; other columns are not used."""
     import pandas
 
-    words = inputs[text].fillna("").astype(str).str.strip()
+    words = inputs[text].astype(object).fillna("").astype(str).str.strip()
     # Half a pair of surrogates, which JSON may hold, is no text to a tokenizer.
     texts = [word.encode("utf-8", "replace").decode() for word in words]
     empty = sum(not word for word in texts)

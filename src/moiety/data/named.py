@@ -70,20 +70,22 @@ def known(name: str) -> Named:
     """The built-in set of that name."""
     if name not in NAMED:
         hint = near(name, list(NAMED))
-        raise ValueError(f"there is no built-in set {name!r}{hint} There are {', '.join(NAMED)}")
+        raise ValueError(f"there is no built-in set {name!r}; there are {', '.join(NAMED)}{hint}")
     return NAMED[name]
 
 
 def find(name: str, data_dir: str | Path | None = None) -> Found | None:
-    """Where the files of a set lie, or none; the first root with all files of a layout wins."""
+    """Where the files of a set lie, or none; a part of a set only where it is nowhere whole."""
     layouts = known(name).layouts
-    for root in roots(data_dir):
-        for layout in layouts:
-            for folder in (root / below for below in layout.folders):
-                paths = {file.name: _path(folder, file) for file in layout.files}
-                there = {name: path for name, path in paths.items() if path is not None}
-                if len(there) == len(paths):
-                    return Found(layout, folder, there)
+    whole = [layout for layout in layouts if not layout.note]
+    for some in (whole, layouts):
+        for root in roots(data_dir):
+            for layout in some:
+                for folder in (root / below for below in layout.folders):
+                    paths = {file.name: _path(folder, file) for file in layout.files}
+                    there = {name: path for name, path in paths.items() if path is not None}
+                    if len(there) == len(paths):
+                        return Found(layout, folder, there)
     return None
 
 
@@ -145,7 +147,7 @@ def _urls(layout: Layout) -> bool:
 def get(name: str, data_dir: str | Path | None = None, *, progress: Progress | None = None) -> Path:
     """Fetch a set that is not here yet, into `data_dir` or the user's cache; return its folder."""
     found = find(name, data_dir)
-    if found is not None:
+    if found is not None and not found.layout.note:
         return found.folder
     if known(name).read is not None:
         raise ValueError(f"{name} comes with scikit-learn: there is nothing to get")

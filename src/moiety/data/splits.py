@@ -14,6 +14,7 @@ WORDS = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing"),
 }
+LEAST = 10  # examples, or no split says anything
 Rows = dict[str, np.ndarray]  # of each split, in its order
 
 
@@ -31,6 +32,8 @@ def choose(
     With `limit`, at most about so many examples in all, taken from every stratum alike.
     """
     draw = np.random.default_rng(seed)
+    if len(strata) < LEAST:
+        raise ValueError(f"there are {len(strata)} examples; at least {LEAST} are needed")
     if given is None:
         rows = _deal(np.arange(len(strata)), strata, SHARES, draw)
         notes.append(f"split: {_shares(SHARES)} of each class, by seed {seed}")

@@ -124,14 +124,15 @@ def _words(values: pandas.Series) -> np.ndarray:
 
 
 def strata(labels: pandas.DataFrame, kinds: Kinds) -> np.ndarray:
-    """A number for each row: equal classes (and tenths of a number) get the same one."""
+    """A number for each row, the same for equal classes and for numbers of the same size."""
     import pandas
 
     codes = np.zeros(len(labels), dtype=np.int64)
     for column, kind in kinds.items():
         values = labels[column]
         if kind == "number":
-            values = pandas.qcut(values, 10, labels=False, duplicates="drop")
+            parts = int(np.clip(len(values) // 10, 1, 10))
+            values = pandas.qcut(values, parts, labels=False, duplicates="drop")
         these = pandas.factorize(values)[0]
         codes = pandas.factorize(codes * (these.max() + 1) + these)[0]
     return codes

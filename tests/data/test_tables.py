@@ -1,0 +1,82 @@
+"""Reading tables that others made."""
+
+import gzip
+import lzma
+
+import pandas
+import pytest
+
+from moiety.tables import open_packed, read_table
+
+FRAME = pandas.DataFrame({"a": [1, 2, 3], "b": ["x", "y z", 'say "w"'], "c": [0.5, None, 2.0]})
+
+
+@pytest.mark.parametrize(
+    "name", ["t.csv", "t.tsv", "t.jsonl", "t.parquet", "t.csv.gz", "t.jsonl.xz"]
+)
+def test_every_format_gives_the_same_table(tmp_path, name):
+    if "parquet" in name:
+        pytest.importorskip("pyarrow")
+    path = tmp_path / name.removesuffix(".gz").removesuffix(".xz")
+    write = {
+        ".csv": lambda: FRAME.to_csv(path, index=False),
+        ".tsv": lambda: FRAME.to_csv(path, index=False, sep="\t"),
+        ".jsonl": lambda: FRAME.to_json(path, orient="records", lines=True),
+        ".parquet": lambda: FRAME.to_parquet(path),
+    }
+    write[path.suffix]()
+    for packing, pack in ((".gz", gzip.compress), (".xz", lzma.compress)):
+        if name.endswith(packing):
+            (tmp_path / name).write_bytes(pack(path.read_bytes()))
+    read = read_table(tmp_path / name)
+    pandas.testing.assert_frame_equal(read, FRAME, check_dtype=False)
+    assert len(read_table(tmp_path / name, limit=2)) == 2
+
+
+def test_a_lone_quote_in_a_tsv_is_a_character(tmp_path):
+    (tmp_path / "t.tsv").write_text('text\tlabel\n"well said\tjoy\nfine\tanger\n')
+    assert list(read_table(tmp_path / "t.tsv")["text"]) == ['"well said', "fine"]
+
+
+def test_none_is_a_word_and_a_question_mark_is_a_gap(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\nNone,1\n?,2\n NA,3\nnone,4\n")
+    assert list(read_table(tmp_path / "t.csv")["a"].isna()) == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", b"39,State-gov,77516\n50,Private,83311\n", "seems to have no header"),
+        ("a.csv", b"great film,1\nbad film,0\n", "seems to have no header"),
+        ("a.csv", b"a,b,a\n1,2,3\n", "two columns 'a'; rename one"),
+        ("a.csv", b"", "a.csv cannot be read: No columns"),
+        ("a.csv", b'a,b\n"never closed,1\n', "a.csv cannot be read"),
+        ("a.csv.gz", b"not packed", "a.csv.gz is damaged"),
+        ("a.csv.gz", gzip.compress(b"a,b\n1,2\n" * 99)[:-9], "a.csv.gz is damaged"),
+        ("a.jsonl", b'{"a": 1}\n[2]\n', "example 2: a line must be an object"),
+        ("a.jsonl", b'{"a": 1}\n{\n', "example 2: this is not JSON"),
+        ("a.parquet", b"x", "a.parquet"),
+        ("a.xls", b"x", "must be one of .csv"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError) as raised:
+        read_table(tmp_path / name)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("header", ["0,1,2,label", "1,2,3,label", "year,2019,2020,2021", "x,y,nan"])
+def test_a_header_of_numbers_in_order_is_a_header(tmp_path, header):
+    (tmp_path / "a.csv").write_text(f"{header}\n" + ",".join("7" * len(header.split(","))) + "\n")
+    assert list(read_table(tmp_path / "a.csv").columns) == header.split(",")
+
+
+def test_a_packed_file_may_not_unpack_to_more_than_the_limit(tmp_path):
+    (tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(b"0" * 10**6))
+    with (
+        open_packed(tmp_path / "bomb.csv.gz", limit=10**5) as file,
+        pytest.raises(ValueError, match=r"bomb.csv.gz holds more than"),
+    ):
+        file.read()
