@@ -1,6 +1,7 @@
 """Trials on a Ray cluster: the same bits as in one process, whoever is killed meanwhile."""
 
 import contextlib
+import importlib.util
 import os
 import random
 import shutil
@@ -23,6 +24,10 @@ from moiety.lab.executors.ray_worker import Checkpoint, Curve, Worker
 from moiety.lab.store import Store, Trial
 
 SOURCE = Path(__file__).parents[2] / "src"
+# Not `importorskip`: how quiet Ray is, is decided when it is first imported.
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason='there is no Ray: pip install "moiety[ray]"'
+)
 
 # -- the study that is run, and the programs that are killed ---------------------------------------
 
@@ -119,7 +124,6 @@ def walks(tmp_path):
 @pytest.fixture(scope="session")
 def cluster():
     """A Ray cluster of one node with two CPUs; gives its address."""
-    pytest.importorskip("ray", reason='Ray is not installed: pip install "moiety[ray]"')
     # Not under pytest's folder: the path of a socket has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
     words = ["-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus", "2"]
@@ -156,7 +160,8 @@ def wait_for(condition, seconds=120):
 # -- in the suite ----------------------------------------------------------------------------------
 
 
-def test_the_bits_of_one_process_though_a_worker_is_killed(walks, cluster):
+@needs_ray
+def test_the_bits_of_one_process_though_a_worker_is_killed(walks, cluster, capfd):
     """Also: a trial that raises, or does what the store refuses, does not disturb the others."""
     good = walks.jobs("saved-0", "plain-0", "saved-1")
     truth = found(walks.run(InProcess(), good, "truth", pace=0)[0])
@@ -184,11 +189,12 @@ def test_the_bits_of_one_process_though_a_worker_is_killed(walks, cluster):
     (first, begin), (second, again) = walks.attempts("saved-0")
     assert first != second and begin == 1 and again > 5 and again % 5 == 1
     assert os.getpid() not in {outcome.extra.get("process") for outcome in outcomes.values()}
+    assert "raylet" not in "".join(capfd.readouterr())  # Ray says nothing of it
     assert ticks and all(isinstance(seen, Trial) and 0 < part <= 1 for seen, part in ticks)
 
 
+@needs_ray
 def test_no_cluster_is_one_sentence(walks):
-    pytest.importorskip("ray")
     for address in ("127.0.0.1:9", "ray://127.0.0.1:9", "nonsense"):
         with pytest.raises(ConnectionError, match=f"no connection to a Ray cluster at '{address}'"):
             next(RayExecutor(address).run(walks.jobs("plain-0"), Store(walks.folder), print))
@@ -280,6 +286,7 @@ def test_a_saved_state_is_a_copy_and_so_is_a_loaded_one():
 # -- behind a marker -------------------------------------------------------------------------------
 
 
+@needs_ray
 @pytest.mark.slow
 def test_after_three_deaths_a_trial_is_given_up_and_the_rest_go_on(walks, cluster):
     jobs = walks.jobs("deadly-0", "plain-0")
@@ -291,6 +298,7 @@ def test_after_three_deaths_a_trial_is_given_up_and_the_rest_go_on(walks, cluste
     assert len(store.finished()) == 1
 
 
+@needs_ray
 @pytest.mark.slow
 def test_a_job_that_no_node_can_run_is_one_sentence(walks, cluster):
     (job,) = walks.jobs("plain-0")
@@ -299,6 +307,7 @@ def test_a_job_that_no_node_can_run_is_one_sentence(walks, cluster):
         next(RayExecutor(cluster).run([job], Store(walks.folder), print))
 
 
+@needs_ray
 @pytest.mark.slow
 def test_25_kills_of_workers_and_3_of_the_driver_change_no_bit(tmp_path, cluster):
     walks = Walks(tmp_path, steps=120)

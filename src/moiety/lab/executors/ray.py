@@ -54,6 +54,8 @@ class RayExecutor:
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
     """Give the module `ray`, connected; a connection that was there before is used and kept."""
+    # Ray would print pages on the death of a worker, which is ours to mend, over our progress.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # read when Ray is imported
     try:
         import ray
     except ImportError:
