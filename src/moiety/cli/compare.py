@@ -245,7 +245,7 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
     form, claims = main["format"], {claim["a"]: claim for claim in result["claims"]}
     rows = []
     for arm in result["arms"]:
-        found, cost = arm["metrics"][result["main"]], arm["cost"]
+        found, flops = arm["metrics"][result["main"]], arm["cost"]["flops"]
         verdict = claims.get(arm["name"], {}).get("verdict") or {}
         low, high = verdict.get("interval") or (None, None)
         span = words.difference_interval(low, high, form)
@@ -253,11 +253,10 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
             {
                 "arm": arm["name"],
                 "mean": words.number(found["mean"], form),
-                "interval": words.interval(found["low"], found["high"], form),
+                "interval": words.interval(found["low"], found["high"], form).replace("%", ""),
                 "dense": span.removesuffix(" points"),
                 "verdict": verdict.get("word"),
-                "flops": words.quantity(cost["flops"], words.THOUSANDS),
-                "parameters": words.quantity(cost["parameters"], words.THOUSANDS),
+                "flops": words.quantity(flops, words.THOUSANDS),
             }
         )
     unit = " (points)" if form.endswith("%") else ""
@@ -266,9 +265,8 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
         Column("mean", main["label"]),
         Column("interval", "95 % interval"),
         Column("dense", f"minus dense{unit}"),
-        Column("verdict", "better?"),
+        Column("verdict", "Better?"),
         Column("flops", "Active FLOPs"),
-        Column("parameters", "Parameters"),
     ]
     show(console, rows, columns, f"{result['title']}: test data, {result['seeds']} seeds")
 

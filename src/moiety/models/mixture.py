@@ -57,7 +57,6 @@ def settings(
     """The words for `MoE`, and how many experts work for a token."""
     owned, kind = describe(router).options, find(router)
     words: dict[str, Any] = {"balance": BALANCE} if router in UNBALANCED else {}
-    k = options.get("k", k)
     if "k" in owned:
         words["k"] = k
     if "slots" in owned:

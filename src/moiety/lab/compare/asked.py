@@ -181,7 +181,7 @@ def write_asked(path: Path, asked: Asked, heading: Sequence[str] = ()) -> None:
 def _lines(asked: Asked, heading: Sequence[str]) -> list[str]:
     values = dataclasses.asdict(asked)
     arms = values.pop("arms")
-    lines = [f"# {line}" for line in heading]
+    lines = [f"# {line}" if line else "" for line in heading]
     lines += [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
     for name, settings in arms.items():
         lines += ["", f"[arms.{_key(name)}]"]

@@ -56,8 +56,10 @@ def beside_dense(result: Mapping[str, Any]) -> str:
         word: [arm for arm, said in found.items() if said == word]
         for word in ("holds", "reversed", "negligible", "undecided")
     }
-    form = result["metrics"][result["main"]]["format"]
-    margin = words.difference(claims[0]["margin"], form, signed=False)
+    margin = f"{claims[0]['margin']:g}"
+    if result["metrics"][result["main"]]["format"].endswith("%"):
+        points = 100 * claims[0]["margin"]
+        margin = f"{points:g} point" + "s" * (points != 1)
     if by["holds"]:
         return f"Better than dense by more than {margin}: {listed(by['holds'])}."
     said = f"No router is shown to beat dense by more than {margin}"

@@ -58,13 +58,13 @@ def memory(model: nn.Module, task: Task, batch: int) -> int:
 
     An estimate, for a CPU, which keeps no account; on a GPU `torch.cuda` is asked instead.
     """
-    saved: dict[int, int] = {}
+    saved: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def keep(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
         if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage
         return t
 
     rows = slice(0, min(batch, len(task.splits["train"])))
@@ -74,9 +74,9 @@ def memory(model: nn.Module, task: Task, batch: int) -> int:
         task.loss(task.answer(model, "train", rows), "train", rows)
     for part, training in modes.items():
         part.training = training
-    weights = sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in
-                  model.parameters())  # fmt: skip
-    return weights + sum(saved.values())
+    copies = ((p, 4 if p.requires_grad else 1) for p in model.parameters())
+    weights = sum(p.numel() * p.element_size() * number for p, number in copies)
+    return weights + sum(storage.nbytes() for storage in saved.values())
 
 
 def loads(model: nn.Module, task: Task) -> tuple[Tensor, dict[str, list[float]]]:

@@ -82,9 +82,8 @@ def _preset(name: str, preset: Preset, problem: Problem) -> Maker:
             settings["router"],
             hidden=preset.hidden,
             experts=settings["experts"],
-            k=settings["k"],
             per_example=preset.kind != "table",
-            **settings["options"],
+            **{"k": settings["k"], **settings["options"]},
         )
         with seeded(seed):
             if problem.kind == "image":

@@ -29,6 +29,7 @@ from .task import Task
 
 POINTS, CHECKS = 40, 8  # of a curve; on validation data
 SMOKE = 8  # steps of a trial at the smallest scale
+SAVE_EVERY = 5.0  # seconds between checkpoints
 TIMED = 1.0  # seconds of training that a speed is read from
 
 
@@ -212,6 +213,7 @@ class Comparison:
                 "curve": running.curve,
                 "checkpoint": running.checkpoint,
                 "tick": running.tick,
+                "save_every": SAVE_EVERY,
             }
         seed = running.seed if running else 0
         train(model, recipe, examples=there, seed=seed, loss=loss, score=score, **words)
