@@ -5,17 +5,24 @@ READY  := .venv/.ready
 # Two test workers on two cores: one thread each, or they fight over the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help demo test check format clean
+.PHONY: help demo test test-browser check format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 demo: $(READY) ## compare routers on a small model and write a page
 	@$(BIN)/moiety demo
 
 test: $(READY) ## run the suite (add ARGS="-k name" to choose)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q -n 2 $(ARGS)
+
+test-browser: $(READY) ## look at the pages in Chromium, which is installed where we may
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y chromium; } || \
+	  { echo "Chromium is not on the PATH and could not be installed here (that takes root and apt-get): install the package chromium and try again."; exit 1; }
+	@$(BIN)/python -c 'import playwright' 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	@MOIETY_BROWSER=required $(BIN)/python -m pytest -q -m browser tests/browser $(ARGS)
 
 check: $(READY) ## lint, formatting, types, direction of imports
 	@$(BIN)/ruff check .

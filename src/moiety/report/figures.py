@@ -184,35 +184,41 @@ def _against(
     size, prefix = unit(max(arm["cost"][key] for _, arm, _ in points), units)
     label, form = label_of(result, metric), form_of(result, metric)
     what = f"{name} {of}".strip() + (f", {prefix}" if prefix else "")
-    places = _apart([arm["cost"][key] / size for _, arm, _ in points])
+    values = [arm["cost"][key] / size for _, arm, _ in points]
+    places, around = _apart(values)
     traces = [_point(i, arm, value, x) for (i, arm, value), x in zip(points, places)]
     rows = [
         [arm["name"], f"{arm['cost'][key] / size:.3g}"]
         + [number(value.get(end), form) for end in ("mean", "low", "high")]
         for _, arm, value in points
     ]
-    layout = {"xaxis": axis(what), "yaxis": axis(label, form), "hovermode": "closest"}
+    axes = {"xaxis": axis(what, range=around), "yaxis": axis(label, form)}
     spoken = f"{label} with 95 % interval against {what}, one point for each of {len(points)} arms"
     head = ["Arm", what, label, "Low", "High"]
-    note = "Points that would hide each other stand a little apart." if len(points) > 1 else ""
+    note = "Points that would hide each other stand a little apart." if places != values else ""
+    layout = {**axes, "hovermode": "closest"}
     return Figure(f"{label} against {name}", spoken, traces, layout, head, rows, note)
 
 
-def _apart(values: Sequence[float]) -> list[float]:
-    """The same numbers, with those that are nearly equal moved apart around their middle."""
-    step = GAP * max(max(values) - min(values), 0.1 * max(map(abs, values)))
+def _apart(values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """The same numbers, those that nearly coincide moved apart, and the range of an axis.
+
+    Where all are equal, the axis spans a tenth of their size, so that they still look equal.
+    """
+    lowest, highest = min(values), max(values)
+    span = max(highest - lowest, 0.1 * highest) or 1.0
     groups: list[list[int]] = []
     for i in sorted(range(len(values)), key=lambda i: values[i]):
-        if groups and values[i] - values[groups[-1][0]] < step:
+        if groups and values[i] - values[groups[-1][0]] < GAP * span:
             groups[-1].append(i)
         else:
             groups.append([i])
-    moved = {}
+    moved = list(values)
     for group in groups:
-        middle = sum(values[i] for i in group) / len(group)
         for n, i in enumerate(sorted(group)):
-            moved[i] = middle + step * (n - (len(group) - 1) / 2)
-    return [moved[i] for i in range(len(values))]
+            moved[i] += GAP * span * (n - (len(group) - 1) / 2)
+    room = max(0.15 * span, (span - highest + lowest) / 2)
+    return moved, [lowest - room, highest + room]
 
 
 def _point(i: int, arm: Mapping[str, Any], value: Mapping[str, Any], x: float) -> dict[str, Any]:

@@ -64,11 +64,12 @@ def duration(seconds: float | None) -> str:
     """Write a time in the two largest units that matter."""
     if seconds is None or missing(seconds):
         return MISSING
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
-    return f"{seconds // 3600:,.0f} h {seconds % 3600 // 60:02.0f} min"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
 def plain(value: Any) -> str:

@@ -1,0 +1,34 @@
+"""`moiety report`: the page again from result.json, and mistakes in one sentence."""
+
+import json
+
+import studied
+
+
+def test_the_page_is_made_again_and_is_the_same(moiety, tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps(studied.result()))
+    code, out, _ = moiety("report", tmp_path)
+    assert code == 0
+    assert str(tmp_path / "report.html") in out.replace("\n", "")
+    first = (tmp_path / "report.html").read_text()
+    assert studied.RESULT["title"] in first
+    assert moiety("report", tmp_path, "--out", tmp_path / "b.html")[0] == 0
+    assert (tmp_path / "b.html").read_text() == first
+
+
+def test_a_folder_without_result_says_what_is_missing(moiety, tmp_path):
+    code, _, err = moiety("report", tmp_path)
+    assert code == 2
+    assert "holds no result.json" in err and "moiety study run" in err
+    assert err.count("\n") == 1
+
+
+def test_a_damaged_result_is_named_and_the_old_page_stays(moiety, tmp_path):
+    (tmp_path / "report.html").write_text("old")
+    (tmp_path / "result.json").write_text('{"schema": 1')
+    code, _, err = moiety("report", tmp_path)
+    assert code == 2 and "result.json is not readable JSON" in err
+    (tmp_path / "result.json").write_text('{"schema": 2}')
+    code, _, err = moiety("report", tmp_path)
+    assert code == 2 and "schema 1" in err
+    assert (tmp_path / "report.html").read_text() == "old"
