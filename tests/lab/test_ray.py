@@ -235,6 +235,38 @@ def test_a_study_file_travels_to_a_node_that_has_another_or_none(walks):
     assert here._file(walks.folder / "no.py", text) in copies
 
 
+BLOCK = """
+from moiety.lab.study import Metric, Scale, Study
+
+def walk(runnings):
+    for running in runnings:
+        running.curve.append(1, where=running.seed / 3)
+    return [{"where": running.seed / 3} for running in runnings]
+
+study = Study(
+    name="tests/block", title="Blocks", question="?", run_block=walk, block=3, arms={"only": {}},
+    metrics={"where": Metric("Where")}, scales={"small": Scale(seeds=3)},
+)
+"""
+
+
+def test_a_block_is_one_job_and_loses_what_a_dead_worker_said(tmp_path):
+    (tmp_path / "block.py").write_text(BLOCK)
+    trials = [Trial("tests/block", "only", seed, {}) for seed in range(3)]
+    job = Job(str(tmp_path / "block.py"), trials, "cpu", 1)
+    store, truth, here = Store(tmp_path / "ray"), Store(tmp_path / "truth"), worker()
+    store.curve(trials[1]).append(1, where=0.0)  # of a worker that died
+    task = on_ray._Task(job)
+    task.begin(here, store)
+    messages, _ = here.say(*on_ray._packed(job, store))
+    while not (outcomes := task.write(messages)):
+        messages, _ = here.say()
+    expected = list(InProcess().run([job], truth, print))
+    assert [outcome.traceback for outcome in outcomes] == [None] * 3
+    assert [(o.trial, o.metrics) for o in outcomes] == [(o.trial, o.metrics) for o in expected]
+    assert found(store) == found(truth)
+
+
 def test_a_node_with_another_version_is_refused():
     with pytest.raises(ImportError, match=r"it has version .*, the driver 0\.0\.0"):
         Worker("0.0.0")
