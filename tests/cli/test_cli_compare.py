@@ -1,4 +1,4 @@
-"""`moiety compare routers`: one command on each kind of data, and what it says when one is wrong."""
+"""`moiety compare routers`: one command on each kind of data, and what it says of wrong ones."""
 
 import json
 
@@ -10,7 +10,7 @@ from PIL import Image
 from moiety.io import read_json
 from moiety.lab.compare import study as study_file
 
-TWO = ["--router", "top-k", "--seeds", "2", "--workers", "1", "--budget", "6s"]
+TWO = ["--router", "top-k", "--seeds", "2", "--workers", "1", "--budget", "5s"]
 
 
 @pytest.fixture(autouse=True)

@@ -222,10 +222,7 @@ class Comparison:
 
     def speed(self, settings: Settings, device: torch.device) -> Speed:
         """Time a few steps and an evaluation of an arm."""
-        begin = time.perf_counter()
         task, model = self.task.to(device), self.build(settings, 0, device)
-        measure.costs(model, task, settings["batch"])
-        built = time.perf_counter() - begin
         batch = min(settings["batch"], len(task.splits["train"]))
 
         def timed(steps: int) -> float:
@@ -235,8 +232,11 @@ class Comparison:
                 torch.cuda.synchronize(device)
             return (time.perf_counter() - start) / steps
 
-        timed(2)  # the first steps are slower
+        timed(2)  # the first of all is slower, and so is the first model that is built
         seconds = timed(min(max(int(TIMED / timed(3)), 3), 200))
+        begin = time.perf_counter()
+        measure.costs(self.build(settings, 0, device), task, settings["batch"])
+        built = time.perf_counter() - begin
         # Counted now, because routers with a capacity drop more before they have learned.
         flops = measure.flops(model, task)
         return Speed(seconds / batch, flops, built + self._testing(model, task))
