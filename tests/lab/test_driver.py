@@ -54,7 +54,7 @@ def lab(tmp_path):
 
 def test_a_run_leaves_all_that_is_promised(lab):
     result = lab.run()
-    names = {path.name for path in lab.out.iterdir() if not path.name.startswith(".lease.lock")}
+    names = {path.name for path in lab.out.iterdir() if not path.name.endswith(".lock")}
     files = {"study.json", "plan.json", "looks.json", "result.json", "report.html"}
     assert names == {*files, "trials", "curves", "checkpoints"}
     assert io.read_json(lab.out / "result.json") == result

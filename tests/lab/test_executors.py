@@ -2,12 +2,13 @@
 
 import os
 import random
+import threading
 
 import numpy as np
 import pytest
 import torch
 
-from moiety.lab.executors import InProcess, Job, Processes, run_job
+from moiety.lab.executors import InProcess, Job, Processes, local, run_job
 from moiety.lab.store import Store, Trial
 
 # Trials that forget to seed, that count their threads, that raise, and that kill their process.
@@ -182,3 +183,19 @@ def test_a_block_is_one_call_and_shares_its_time_and_its_errors(tmp_path):
             assert len({outcome.duration for outcome in outcomes}) == 1
         else:
             assert all("2 results for 3 trials" in outcome.traceback for outcome in outcomes)
+
+
+def test_a_driver_waits_for_the_workers_of_one_that_was_killed(tmp_path):
+    taken, leave, left = threading.Event(), threading.Event(), threading.Event()
+
+    def work():
+        with local._lock(tmp_path, shared=True):
+            taken.set()
+            leave.wait()
+            left.set()
+
+    threading.Thread(target=work).start()
+    taken.wait()
+    threading.Timer(0.2, leave.set).start()
+    local.wait_for_workers(tmp_path)
+    assert left.is_set()

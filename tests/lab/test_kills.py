@@ -29,6 +29,7 @@ class Killed:
         self.command = [sys.executable, "-c", "from moiety.cli import main; main()", "study", "run"]
         self.command += [TOY, "--scale", scale, "--out", self.folder, "--workers", str(workers)]
         self.inside = self.kills = 0
+        self.orphans = []  # workers whose driver was killed
         self.torn = set()  # files that were written and not renamed
 
     def begun(self):
@@ -50,19 +51,16 @@ class Killed:
         """Run; kill a worker or the driver after some steps, or at a write."""
         process = self.start(fault)
         try:
-            workers = []
             if worker:
                 self.wait_for(process, after)
                 os.kill(workers_of(process.pid)[0], signal.SIGKILL)
                 self._look()
             if not fault:
                 self.wait_for(process, after)
-                workers = workers_of(process.pid)
+                self.orphans += workers_of(process.pid)
                 process.kill()
             assert process.wait(60) == -signal.SIGKILL
             self._look()
-            for each in workers:
-                wait_until_gone(each)
         finally:
             process.kill()
             process.wait()
@@ -78,6 +76,8 @@ class Killed:
     def finish(self):
         process = self.start()
         assert process.wait(120) == 0
+        for orphan in self.orphans:
+            wait_until_gone(orphan)
 
 
 def workers_of(process):
@@ -88,8 +88,8 @@ def workers_of(process):
 
 
 def wait_until_gone(process):
-    """A worker ends with its driver: the next driver's must be the only one at its trial."""
-    for _ in range(500):
+    """A worker ends with its driver."""
+    for _ in range(1000):
         try:
             state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
         except (FileNotFoundError, ProcessLookupError):

@@ -21,6 +21,7 @@ from .. import io
 from ..report import study_page
 from ..train import find_device
 from .executors import Executor, InProcess, Processes
+from .executors.local import wait_for_workers
 from .loading import load_study
 from .plan import parse_time
 from .run import Run
@@ -60,6 +61,7 @@ def run_study(
     run.executor = choose_executor(workers, ray)
     run.command = command or command_line(reference, scale, run.folder, asked)
     with io.lease(run.folder, wait=wait):
+        wait_for_workers(run.folder)
         try:
             run.draft_plan(seeds, pilot, seconds, equal)
             run.begin()

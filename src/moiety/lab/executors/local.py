@@ -19,6 +19,7 @@ from ..store import Store, Trial
 from .base import Job, Outcome, Tick, failed, run_job
 
 DEATHS = 3  # of its worker, after which a job is given up
+LOCK = ".workers.lock"
 PAUSE = 0.1  # seconds between two messages about the progress of a job
 
 
@@ -134,22 +135,45 @@ def _speaking(workers: Sequence[_Worker]) -> list[_Worker]:
 def _work(pipe: Connection, folder: Path) -> None:
     """The life of a worker: run job after job, until the driver is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    store = Store(folder)
-    while True:
-        try:
-            job = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(_run(job, store, _messenger(pipe, job)))
-
-
-def _follow_parent() -> None:
-    """Die with the driver: the next one runs our trial again, and two must not write its curve."""
-    parent = multiprocessing.parent_process()
+    parent, store = multiprocessing.parent_process(), Store(folder)
     assert parent is not None
-    wait([parent.sentinel])
+    with _lock(folder, shared=True):
+        if wait([parent.sentinel], timeout=0):  # killed while we were starting
+            return
+        threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+        while True:
+            try:
+                job = pipe.recv()
+            except EOFError:
+                return
+            pipe.send(_run(job, store, _messenger(pipe, job)))
+
+
+def _follow(parent: int) -> None:
+    """Die with the driver."""
+    wait([parent])
     os._exit(1)
+
+
+def wait_for_workers(folder: Path) -> None:
+    """Wait until the workers of a driver that was killed are gone.
+
+    They follow it within moments. But a trial of theirs may be our first, and two processes must
+    not write one curve.
+    """
+    with _lock(folder, shared=False):
+        pass
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, *, shared: bool) -> Iterator[None]:
+    """Hold the lock that says that there are workers; the kernel drops it with the process."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / LOCK, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
 
 
 def _messenger(pipe: Connection, job: Job) -> Tick:
