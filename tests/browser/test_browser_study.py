@@ -40,7 +40,7 @@ def fits(page):
 
 
 def until(page, expression):
-    """Wait until JavaScript says so; Playwright's own waiting needs eval, which the page forbids."""
+    """Wait until JavaScript says so; Playwright's own waiting needs eval, which pages forbid."""
     end = time.monotonic() + 20
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"not within 20 s: {expression}"

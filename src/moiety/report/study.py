@@ -155,7 +155,7 @@ def _verdict(result: Result, claim: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _p(p: float) -> str:
-    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
+    return "< 0.001" if p < 1e-3 else f"{p:.2g}"
 
 
 # -- arms ------------------------------------------------------------------------------------------
@@ -164,13 +164,13 @@ Cell = dict[str, Any]  # the text, a smaller one below it, and what it is sorted
 COSTS: list[tuple[str, str, Callable[[Mapping[str, Any]], Any], Callable[[Any], str]]] = [
     (
         "Active FLOPs",
-        "per example, forward",
+        "per example",
         lambda a: a["cost"].get("flops"),
         lambda v: quantity(v, THOUSANDS),
     ),
     ("Parameters", "", lambda a: a["cost"].get("parameters"), lambda v: quantity(v, THOUSANDS)),
     ("Memory", "", lambda a: a["cost"].get("memory"), lambda v: quantity(v, BYTES, "B")),
-    ("Examples", "seen in training", lambda a: a.get("examples"), lambda v: number(v, ",d")),
+    ("Examples", "seen", lambda a: a.get("examples"), lambda v: number(v, ",d")),
     ("Time", "of a trial", lambda a: a["cost"].get("seconds"), duration),
 ]
 
