@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -140,8 +141,10 @@ def _header(path: Path, folder: Path) -> _Header:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
-            size, mode = image.size, image.mode
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # ours is stricter
+            with Image.open(path) as image:
+                size, mode = image.size, image.mode
     except Image.DecompressionBombError:
         size, mode = (PIXELS, 2), "L"
     except (OSError, SyntaxError, ValueError):

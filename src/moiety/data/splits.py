@@ -121,7 +121,8 @@ def drop_repeats(
     `keys` are equal for equal examples. Where more than the share `most` of train would go, the
     examples have so few different values that repeats are natural, and all stay.
     """
-    gone, leaked = 0, np.isin(keys[rows["test"]], keys[rows["train"]]).mean()
+    before = np.concatenate([keys[rows["train"]], keys[rows["validation"]]])
+    gone, leaked = 0, np.isin(keys[rows["test"]], before).mean()
     for name, later in (("train", ("validation", "test")), ("validation", ("test",))):
         seen = np.concatenate([keys[rows[other]] for other in later])
         repeated = np.isin(keys[rows[name]], seen)
@@ -139,5 +140,5 @@ def drop_repeats(
     notes.append(f"repeats: {gone} examples that are also in a later split were taken out")
     if leaked < 0.01:
         return []
-    reason = f"{leaked:.1%} of the test examples were also in train, and were taken out there"
+    reason = f"{leaked:.1%} of the test examples were also in other splits, and taken out there"
     return [Leak("(repeated examples)", target, float(leaked), reason, dropped=True)]
