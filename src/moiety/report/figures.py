@@ -56,7 +56,7 @@ def safe(name: str, longest: int = 26) -> str:
 def axis(title: str, form: str = "", **more: Any) -> dict[str, Any]:
     # Of percentages only: other numbers plotly writes with the digits that its ticks need.
     percent = {"tickformat": form.replace("%", "~%")} if PERCENT.fullmatch(form) else {}
-    return {"title": {"text": safe(title, 60)}, **percent, **more}
+    return {"title": {"text": safe(title, 34)}, **percent, **more}
 
 
 def form_of(result: Mapping[str, Any], metric: str) -> str:
@@ -116,7 +116,7 @@ def _between(y: float) -> dict[str, Any]:
 
 def _row(result: Mapping[str, Any], i: int, claim: Mapping[str, Any], y: int) -> dict[str, Any]:
     effect = difference(claim["verdict"]["effect"], form_of(result, claim["metric"]))
-    text = f"<b>{i}</b>  {safe(claim['a'], 17)} against {safe(claim['b'], 17)}: {effect}"
+    text = f"<b>{i}</b>  {safe(claim['a'], 15)} against {safe(claim['b'], 15)}: {effect}"
     place = {"xref": "paper", "x": 0, "xanchor": "left", "y": y + 0.22, "yanchor": "bottom"}
     return {"text": text, **place, "showarrow": False}
 
