@@ -221,3 +221,23 @@ def test_a_changed_file_is_noticed(tiny):
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-1] + b"\1\0"))
     with pytest.raises(ValueError, match="is not the published file"):
         load_problem("tiny")
+
+
+def test_a_file_known_only_as_packed_is_checked_as_packed(tmp_path, monkeypatch):
+    packed = gzip.compress(idx_file(np.arange(40) % 2))
+    images = gzip.compress(idx_file(np.arange(640).reshape(40, 4, 4) % 251))
+    files = (
+        File("t10k-images-idx3-ubyte", packed=md5(images)),
+        File("t10k-labels-idx1-ubyte", packed=md5(packed)),
+    )
+    layouts = (Layout(("tiny",), files, idx(("odd", "even"), {"test": "t10k"})),)
+    made = Named("image", "a test", "40", "http://page.example", layouts)
+    monkeypatch.setitem(named.NAMED, "tiny", made)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/t10k-images-idx3-ubyte.gz").write_bytes(images)
+    labels = tmp_path / "tiny/t10k-labels-idx1-ubyte.gz"
+    labels.write_bytes(packed)
+    assert len(load_problem("tiny", data_dir=tmp_path).train) > 20
+    labels.write_bytes(gzip.compress(idx_file(np.arange(40) % 2), 1))
+    with pytest.raises(ValueError, match="is not the published file"):
+        load_problem("tiny", data_dir=tmp_path)

@@ -7,7 +7,9 @@ import pandas
 import pytest
 import torch
 
+from moiety.cli import explain
 from moiety.data import load_problem
+from moiety.data.frame import from_frame
 
 
 def people(rows=400, seed=0):
@@ -161,7 +163,7 @@ def test_wild_values_and_words_among_numbers_count_as_missing(tmp_path):
     frame.loc[3, "height"], frame.loc[4, "height"] = "tall", "inf"
     problem = load_problem(save(tmp_path, frame), targets="rich")
     assert "height: 1 values that are no numbers, such as 'tall', count as missing" in said(problem)
-    assert "height: 1 infinite values count as missing" in said(problem)
+    assert "height: 1 infinite or huge values count as missing" in said(problem)
     assert all(torch.isfinite(s.inputs["numbers"]).all() for s in problem.splits.values())
 
 
@@ -284,3 +286,50 @@ def test_a_large_table_is_quick(tmp_path):
     start = time.perf_counter()
     load_problem(path, targets="rich")
     assert time.perf_counter() - start < 10  # about one second on an idle core
+
+
+# -- anything --------------------------------------------------------------------------------------
+
+
+def column(draw, rows):
+    """A column of some kind, sane or not."""
+    kinds = [
+        lambda: draw.normal(size=rows),
+        lambda: draw.integers(0, 5, rows),
+        lambda: draw.integers(0, 10**12, rows),
+        lambda: draw.choice(["a", "b", "c"], rows),
+        lambda: [None] * rows,
+        lambda: np.where(draw.random(rows) < 0.5, np.nan, draw.normal(size=rows)),
+        lambda: [{"a": 1} if row % 2 else "x" for row in range(rows)],
+        lambda: [["x", 1, None, 2.5][row % 4] for row in range(rows)],
+        lambda: draw.random(rows) < 0.5,
+        lambda: pandas.array([None, *draw.integers(0, 9, rows - 1).tolist()], dtype="Int64"),
+        lambda: pandas.Categorical(draw.choice(["u", "v"], rows)),
+        lambda: pandas.date_range("2020", periods=rows, freq="h", tz="UTC"),
+        lambda: draw.choice([np.inf, -np.inf, 1.0, 2.0, np.nan], rows),
+        lambda: draw.normal(size=rows) * 1e300,
+        lambda: [f"some words, number {row}, in a text" for row in range(rows)],
+    ]
+    return kinds[draw.integers(len(kinds))]()
+
+
+@pytest.mark.filterwarnings("error")
+def test_any_table_gives_a_problem_or_one_sentence():
+    made = 0
+    for seed in range(120):
+        draw = np.random.default_rng(seed)
+        rows = int(draw.choice([1, 5, 12, 40, 200]))
+        frame = pandas.DataFrame({f"c{i}": column(draw, rows) for i in range(draw.integers(1, 7))})
+        targets = list(frame.columns[: draw.integers(1, 3)])
+        try:
+            problem = from_frame(frame, "table", targets=targets)
+        except ValueError as error:
+            assert explain(error) and "\n" not in str(error), seed  # noqa: PT017
+            continue
+        made += 1
+        for split in problem.splits.values():
+            assert len(split) > 0
+            assert all(len(values) == len(split) for values in split.inputs.values())
+            for values in (*split.inputs.values(), *split.targets.values()):
+                assert torch.isfinite(values.float()).all()
+    assert made > 20

@@ -19,6 +19,7 @@ TEXT_NAMES = ("text", "sentence", "tweet", "review", "content", "document", "mes
 ID_NAME = re.compile(r"(^|[_\-. ])(id|uuid|guid|key|index|row)$|^unnamed: 0$", re.IGNORECASE)
 WORDS = 4  # a column whose values have more words than this, on average, is text
 MOST = 1000  # levels of a category; rarer ones count as unseen
+LARGEST = 1e30  # a number; the square of one that is much larger has no place in a float
 CUT = 10.0  # standard deviations at which numbers are cut
 
 
@@ -70,10 +71,16 @@ def is_text(values: pandas.Series) -> bool:
     return some.str.split().str.len().mean() > WORDS and some.nunique() > 0.5 * len(some)
 
 
+def has_structures(values: pandas.Series) -> bool:
+    """Whether some value is a list, an object of JSON or the like."""
+    kinds = list | dict | set | tuple | np.ndarray | bytes
+    return values.dtype == object and any(isinstance(value, kinds) for value in values)
+
+
 def _useless(values: pandas.Series) -> str | None:
     if values.isna().all():
         return "empty in all rows"
-    if isinstance(values.dropna().iloc[0], list | dict | set | tuple | np.ndarray | bytes):
+    if has_structures(values):
         return "lists or other structures"
     if values.nunique(dropna=False) == 1:
         return "the same in all rows"
@@ -105,9 +112,9 @@ def _as_numbers(values: pandas.Series, notes: list[str]) -> pandas.Series | None
             )
         values = pandas.Series(coerced, index=values.index, name=values.name)
     numbers = values.astype("float64")
-    wild = np.isinf(numbers)
+    wild = numbers.abs() > LARGEST
     if wild.any():
-        notes.append(f"{values.name}: {wild.sum()} infinite values count as missing")
+        notes.append(f"{values.name}: {wild.sum()} infinite or huge values count as missing")
     return numbers.mask(wild)
 
 

@@ -83,7 +83,12 @@ def _deal(
             dealt[name].append(these[start : start + count])
             start += count
         dealt["train"].append(these[start:])
-    return {name: np.concatenate(parts) for name, parts in dealt.items()}
+    made = {name: np.concatenate(parts) for name, parts in dealt.items()}
+    if all(map(len, made.values())):
+        return made
+    if not strata[rows].any():
+        raise ValueError(f"{len(rows)} examples are too few for {', '.join(shares)}; add some")
+    return _deal(rows, np.zeros_like(strata), shares, draw)  # strata too small to be dealt out
 
 
 def _thin(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .columns import LARGEST, has_structures
 from .problem import Target
 from .splits import Rows
 
@@ -61,6 +62,10 @@ def settle_kinds(
     """Rows that have all their targets, numbers as numbers and classes as words; and the kinds."""
     missing = labels.isna().any(axis=1)
     for column in labels:
+        if has_structures(labels[column]):
+            raise ValueError(
+                f"{name}: {column!r} holds lists; a target needs one value in each row"
+            )
         if labels[column].isna().mean() > 0.5:
             raise ValueError(
                 f"{name}: {labels[column].isna().sum()} of {len(labels)} rows have no {column!r}; "
@@ -100,7 +105,7 @@ def _numbers(values: pandas.Series, name: str) -> pandas.Series:
     import pandas
 
     numbers = pandas.to_numeric(values, errors="coerce").astype("float64")
-    bad = ~np.isfinite(numbers)
+    bad = ~(numbers.abs() <= LARGEST)
     if bad.any():
         raise ValueError(
             f"{name}: {values.name!r} is not a finite number in {int(bad.sum())} rows, such as "
