@@ -71,7 +71,9 @@ def check(code, out, folder, main="accuracy"):
     assert all(arm["examples"] and arm["cost"]["memory"] for arm in result["arms"])
     assert result["command"].startswith("moiety compare routers --data")
     flat = " ".join(out.split())
-    assert "Best is" in flat and str(folder / "report.html") in out.replace("\n", "")
+    assert ("Best is" in flat or "No arm stands out" in flat) and str(
+        folder / "report.html"
+    ) in out.replace("\n", "")
     assert (folder / "report.html").exists()
     return result, flat
 
@@ -92,7 +94,7 @@ def test_a_built_in_name(moiety, tmp_path):
     again = moiety(
         "compare", "routers", "--data", "digits", *TWO, "--max-examples", 300, "--out", folder
     )
-    assert again[0] == 0 and "Best is" in again[1]
+    assert again[0] == 0 and again[1].splitlines()[-2:] == out.splitlines()[-2:]
     assert read_json(folder / "result.json")["trials_sha256"] == result["trials_sha256"]
 
     # The file that was written runs as a study of its own.

@@ -415,7 +415,7 @@ def test_the_best_and_those_that_cannot_be_told_from_it():
             {"dense": DENSE, "top-k": BETTER, "switch": near}, {"top-k": "holds", "switch": "holds"}
         )
     )
-    assert said.startswith("Best is top-k (accuracy 90.0% on test data); switch cannot be told")
+    assert said.startswith("Best is top-k (Accuracy 90.0%, on test data); switch cannot be told")
     assert said.endswith("Better than dense by more than 1 point: top-k and switch.")
 
 
@@ -425,6 +425,11 @@ def test_no_router_beats_dense():
     assert "Best is dense" in said and "cannot be told" not in said
     assert "No router is shown to beat dense by more than 1 point; b lost" in said
     assert "within it: a; undecided: c." in said
+
+
+def test_no_arm_stands_out():
+    said = headline(result({"dense": [0.8, 0.9], "a": [0.9, 0.8]}, {"a": "undecided"}))
+    assert said.startswith("No arm stands out: dense is ahead (Accuracy 85.0%), but none can be")
 
 
 def test_lower_may_be_better():

@@ -248,27 +248,32 @@ def show_result(console: Console, result: Mapping[str, Any]) -> None:
         found, flops = arm["metrics"][result["main"]], arm["cost"]["flops"]
         verdict = claims.get(arm["name"], {}).get("verdict") or {}
         low, high = verdict.get("interval") or (None, None)
-        span = words.difference_interval(low, high, form)
+        span = words.difference_interval(low, high, form).removesuffix(" points")
         rows.append(
             {
                 "arm": arm["name"],
                 "mean": words.number(found["mean"], form),
-                "interval": words.interval(found["low"], found["high"], form).replace("%", ""),
-                "dense": span.removesuffix(" points"),
+                "interval": unbroken(words.interval(found["low"], found["high"], form)),
+                "dense": unbroken(span),
                 "verdict": verdict.get("word"),
-                "flops": words.quantity(flops, words.THOUSANDS),
+                "flops": words.quantity(flops, words.THOUSANDS).replace(" ", ""),
             }
         )
     unit = " (points)" if form.endswith("%") else ""
     columns = [
         Column("arm", "Arm"),
-        Column("mean", main["label"]),
+        Column("mean", main["label"].split(",")[0]),
         Column("interval", "95 % interval"),
         Column("dense", f"minus dense{unit}"),
         Column("verdict", "Better?"),
         Column("flops", "Active FLOPs"),
     ]
     show(console, rows, columns, f"{result['title']}: test data, {result['seeds']} seeds")
+
+
+def unbroken(interval: str) -> str:
+    """An interval in one word, which a narrow table does not break."""
+    return interval.replace("%", "").replace(" to ", "…")
 
 
 # -- a dry run -------------------------------------------------------------------------------------

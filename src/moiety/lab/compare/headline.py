@@ -19,12 +19,19 @@ def headline(result: Mapping[str, Any]) -> str:
     if not means:
         return "No trial came to an end, so that there is nothing to say."
     best = (min if about["better"] == "lower" else max)(means, key=lambda name: means[name])
-    text = words.number(means[best], about["format"])
-    sentence = f"Best is {best} ({about['label'].lower()} {text} on test data)"
-    equal = [name for name in means if name != best and not told_apart(result, best, name)]
-    if equal:
-        sentence += f"; {listed(equal)} cannot be told from it with {result['seeds']} seeds"
-    return f"{sentence}. {beside_dense(result)}".strip()
+    label, comma, over = about["label"].partition(",")
+    value = f"{label} {words.number(means[best], about['format'])}{comma}{over}"
+    others = [name for name in means if name != best]
+    equal = [name for name in others if not told_apart(result, best, name)]
+    seeds = f"{result['seeds']} seeds"
+    if others and equal == others:
+        said = f"No arm stands out: {best} is ahead ({value}), but none can be told from it with "
+        said += seeds
+    else:
+        said = f"Best is {best} ({value}, on test data)"
+        if equal:
+            said += f"; {listed(equal)} cannot be told from it with {seeds}"
+    return f"{said}. {beside_dense(result)}".strip()
 
 
 def told_apart(result: Mapping[str, Any], best: str, other: str) -> bool:
