@@ -97,7 +97,7 @@ def agree(make, many, each, *, steps=20, dtype=torch.float32, tolerance=1e-5):
     """Compare `fit_many(**many)` with the plain loop of each seed with its own settings."""
     data = task(dtype=dtype)
     built = lambda seed: make(seed).to(dtype)  # noqa: E731
-    fitted = fit_many(built, data, seeds=SEEDS, steps=steps, batch=16, **many)
+    fitted = fit_many(built, data, seeds=SEEDS, steps=steps, batch=16, block=3, **many)
     assert fitted.best_step == [steps] * len(SEEDS)
     for i, (seed, model) in enumerate(zip(SEEDS, fitted.models(), strict=True)):
         want, losses, _ = plain(make, data, seed, steps=steps, **each(i))
@@ -201,9 +201,8 @@ def test_best_weights_and_stopping_of_each_copy():
     data, held = task(), task(seed=1)
     lr, patience = [3.0, 0.003, 0.3], 2
     settings = {"optimizer": "sgd", "steps": 24, "batch": 16}
-    fitted = fit_many(
-        conv, data, seeds=SEEDS, lr=lr, validation=held, every=2, patience=patience, **settings
-    )
+    judged = {"validation": held, "every": 2, "patience": patience}
+    fitted = fit_many(conv, data, seeds=SEEDS, lr=lr, block=3, **judged, **settings)
     ends = set()
     for i, seed in enumerate(SEEDS):
         checks = range(2, 25, 2)
@@ -224,6 +223,14 @@ def test_best_weights_and_stopping_of_each_copy():
         same(fitted.models()[i], models[best_step], 1e-4)
         ends.add(step)
     assert len(ends) > 1  # the copies stopped at different steps
+
+
+def test_convolutions_on_a_cpu_run_one_after_another_and_say_so():
+    with pytest.warns(UserWarning, match="one after another"):
+        apart = fit_many(conv, task(), seeds=SEEDS, steps=5)
+    together = fit_many(conv, task(), seeds=SEEDS, steps=5, block=3)
+    for a, b in zip(apart.models(), together.models(), strict=True):
+        same(a, b)
 
 
 def test_score_and_min_gain_decide_what_is_best():

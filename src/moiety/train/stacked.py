@@ -1,7 +1,8 @@
 """Optimizers on stacked tensors `[S, …]`: one step in place, with numbers of its own for each copy.
 
-s holds [S] float64 numbers. Stacked tensors are large and each pass over them costs, so that
-intermediate results are written over; the gradient is not ours to write to.
+s holds [S] float64 numbers, t is the number of the step, from 1. Stacked tensors are large and
+each pass over them costs, so that intermediate results are written over; the gradient is not ours
+to write to.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+ALIGN = 8
 
 
 def column(number_S: Tensor, like: Tensor) -> Tensor:
@@ -21,7 +24,7 @@ def _decayed(p: Tensor, g: Tensor, s: dict[str, Tensor]) -> Tensor:
     return g if "weight_decay" not in s else g + column(s["weight_decay"], p) * p
 
 
-def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: dict[str, Tensor], t: int) -> None:
+def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: dict[str, Tensor], t: Tensor) -> None:
     g = _decayed(p, g, s)
     square = g * g
     m.lerp_(g, column(1 - s["beta1"], p))
@@ -31,13 +34,13 @@ def _adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: dict[str, Tensor], t: i
     p.sub_(torch.div(m, root, out=root).mul_(column(s["lr"] / (1 - s["beta1"] ** t), p)))
 
 
-def _adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: dict[str, Tensor], t: int) -> None:
+def _adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: dict[str, Tensor], t: Tensor) -> None:
     if "weight_decay" in s:
         p.mul_(column(1 - s["lr"] * s["weight_decay"], p))
     _adam(p, g, m, v, {name: n for name, n in s.items() if name != "weight_decay"}, t)
 
 
-def _adagrad(p: Tensor, g: Tensor, total: Tensor, s: dict[str, Tensor], t: int) -> None:
+def _adagrad(p: Tensor, g: Tensor, total: Tensor, s: dict[str, Tensor], t: Tensor) -> None:
     g = _decayed(p, g, s)
     root = total.addcmul_(g, g).sqrt().add_(column(s["eps"], p))
     p.sub_(torch.div(g, root, out=root).mul_(column(s["lr"], p)))
@@ -55,7 +58,7 @@ def _adadelta(
     p.sub_(delta.mul_(column(s["lr"], p)))
 
 
-def _sgd(p: Tensor, g: Tensor, m: Tensor, s: dict[str, Tensor], t: int) -> None:
+def _sgd(p: Tensor, g: Tensor, m: Tensor, s: dict[str, Tensor], t: Tensor) -> None:
     g, momentum = _decayed(p, g, s), column(s["momentum"], p)
     m.mul_(momentum).add_(g)
     ahead = column(s["nesterov"], p) > 0
@@ -70,3 +73,34 @@ OPTIMIZERS: dict[str, tuple[dict[str, float], int, Callable[..., None]]] = {
     "adadelta": ({"rho": 0.9, "eps": 1e-6}, 2, _adadelta),
     "sgd": ({"momentum": 0.0, "nesterov": 0.0}, 1, _sgd),
 }
+
+
+class Stacked:
+    """Parameters `[S, …]` of one dtype in one tensor `[S, P]`, and what their optimizer remembers.
+
+    One tensor, because a step over many small ones is all launches.
+    """
+
+    def __init__(self, params: dict[str, Tensor], optimizer: str) -> None:
+        _, moments, self.update = OPTIMIZERS[optimizer]
+        # Each starts at a multiple of ALIGN, as matrix products like it.
+        self.pads = {name: -p[0].numel() % ALIGN for name, p in params.items()}
+        self.flat = self.flatten(params)
+        self.moments = [torch.zeros_like(self.flat) for _ in range(moments)]
+        widths = [p[0].numel() + self.pads[name] for name, p in params.items()]
+        self.params = {
+            name: part[:, : p[0].numel()].view_as(p).detach().requires_grad_()
+            for (name, p), part in zip(params.items(), self.flat.split(widths, dim=1))
+        }
+
+    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
+        """Put tensors `[S, …]` with the names of the parameters side by side."""
+        parts = []
+        for name, pad in self.pads.items():
+            t = tensors[name].detach().flatten(1)
+            parts += [t, t.new_zeros(len(t), pad)] if pad else [t]
+        return torch.cat(parts, dim=1)
+
+    def step(self, g_SP: Tensor, numbers: dict[str, Tensor], t: Tensor) -> None:
+        """Update the parameters in place."""
+        self.update(self.flat, g_SP, *self.moments, numbers, t)

@@ -1,0 +1,302 @@
+"""The copies of a model that train in one program: stacked parameters, one vmapped step.
+
+On a GPU the step of a small model is mostly launches. After a few steps it is captured as a CUDA
+graph, which repeats all its launches by one; a step that cannot be captured, because it draws
+random numbers or waits for the host, goes on as it began.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from ..moe import MoE
+from ..routing import Routing
+from .draws import Draws
+from .fit import _device, seeded
+from .graph import Graph, NoDraws, capture
+from .layers import Layers
+from .stacked import Stacked, column
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+WARM = 3  # steps before a capture: they allocate, and compile the kernels
+
+
+@dataclass
+class History:
+    """The curves of one copy, up to the step at which it stopped."""
+
+    loss: list[float] = field(default_factory=list)  # of every step
+    validation: dict[int, float] = field(default_factory=dict)  # by step, counted from 1
+
+
+@dataclass
+class ManyFitted:
+    """What `fit_many` gives back; lists and the first axis of `state` follow `seeds`."""
+
+    seeds: list[int]
+    history: list[History]
+    best_step: list[int]  # of the weights kept: the best on validation (0: none was), else the last
+    state: dict[str, Tensor]
+    base: nn.Module
+
+    def models(self) -> list[nn.Module]:
+        """The copies as plain modules of their own."""
+        models = []
+        for i in range(len(self.seeds)):
+            model = copy.deepcopy(self.base)
+            with torch.no_grad():
+                for name, t in (*model.named_parameters(), *model.named_buffers()):
+                    t.copy_(self.state[name][i])
+            models.append(model)
+        return models
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What all copies share."""
+
+    train: TensorDataset
+    steps: int
+    batch: int
+    loss: Loss
+    optimizer: str
+    validation: TensorDataset | None
+    score: Loss
+    every: int
+    patience: float
+    min_gain: float
+    graph: bool
+
+
+class Block:
+    """The copies that run in one program."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        make: Callable[[int], nn.Module],
+        seeds: list[int],
+        numbers: dict[str, Tensor],
+        rates: Tensor,
+        device: torch.device | str | None,
+    ) -> None:
+        self.plan, self.seeds = plan, seeds
+        models = [build(make, seed, device) for seed in seeds]
+        self.base = models[0].train()
+        self.device = _device(self.base)
+        self.params, self.buffers = _stack(models)
+        self.layers = _routed(self.base)
+        self.numbers = {name: t.to(self.device) for name, t in numbers.items()}
+        self.rates = rates.to(self.device)
+        self.groups: list[Stacked] = []
+        self.copies = torch.arange(len(seeds), device=self.device)
+        self.x, self.y = (t.to(self.device) for t in plan.train.tensors)
+        # The number of the step lies on the device, so that a captured step can count.
+        self.step = torch.zeros(1, dtype=torch.long, device=self.device)
+        dtype = next(iter(self.params.values())).dtype
+        self.losses = torch.zeros(plan.steps, len(seeds), dtype=dtype, device=self.device)
+        on_gpu = self.device.type == "cuda"
+        self.modes: Any = Layers if on_gpu else nullcontext
+        self.graph = plan.graph and on_gpu
+        self.graphs: dict[int, Graph | None] = {}  # by the size of a batch
+        self.history = [History() for _ in seeds]
+        self.best, self.best_step = [math.inf] * len(seeds), [0] * len(seeds)
+        self.bad, self.last = [0] * len(seeds), [plan.steps] * len(seeds)
+        self.kept = {name: t.detach().clone() for name, t in self._state().items()}
+
+    def run(self, on_step: Callable[[int], None] | None) -> ManyFitted:
+        plan = self.plan
+        for step, rows_SB in zip(range(1, plan.steps + 1), self._batches()):
+            self._advance(step, rows_SB)
+            if plan.validation is not None and (step % plan.every == 0 or step == plan.steps):
+                self._validate(step, plan.validation)
+            if on_step is not None:
+                on_step(step)
+            if all(last <= step for last in self.last):
+                break
+        for i, curve in enumerate(self.losses.T.tolist()):  # read once: no wait a step
+            self.history[i].loss = curve[: self.last[i]]
+        if plan.validation is None:
+            self.best_step, self.kept = [plan.steps] * len(self.seeds), self._state()
+        kept = {name: t.detach().contiguous() for name, t in self.kept.items()}
+        return ManyFitted(self.seeds, self.history, self.best_step, kept, self.base)
+
+    def _state(self) -> dict[str, Tensor]:
+        return {**self.params, **self.buffers}
+
+    def _batches(self) -> Iterator[Tensor]:
+        """The rows of each batch, in the order that `fit` takes; one transfer an epoch."""
+        generators = [torch.Generator().manual_seed(seed) for seed in self.seeds]
+        while True:
+            order_SN = torch.stack([torch.randperm(len(self.y), generator=g) for g in generators])
+            yield from order_SN.to(self.device).split(self.plan.batch, dim=1)
+
+    def _advance(self, step: int, rows_SB: Tensor) -> None:
+        """Do a step, captured if that is possible."""
+        size = rows_SB.shape[1]
+        if self.graph and step > WARM and size not in self.graphs:
+            captured = partial(self._step, draws=partial(NoDraws, self.seeds, 0))
+            self.graphs[size] = capture(captured, rows_SB, type(self.base).__name__)
+        graph = self.graphs.get(size)
+        if graph is None:
+            self._step(rows_SB, partial(Draws, self.seeds, step))
+        else:
+            graph.replay(rows_SB)
+
+    def _step(self, rows_SB: Tensor, draws: Callable[[Tensor], Draws]) -> None:
+        """One step of every copy; a copy that has stopped goes on, and nobody looks."""
+
+        def one(params: Any, buffers: Any, copy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            with draws(copy), self.modes(), _balance(self.layers) as terms:
+                loss = self.plan.loss(self._call(params, buffers, x), y)
+                return sum(terms, loss)
+
+        x, y = self.x[rows_SB], self.y[rows_SB]
+        with _explained(self.base):
+            losses_S = torch.func.vmap(one)(self.params, self.buffers, self.copies, x, y)
+        learned = {name: p for name, p in self.params.items() if p.requires_grad}
+        # The copies share no weight, so the gradient of the sum is each copy's own.
+        grads = torch.autograd.grad(losses_S.sum(), list(learned.values()), allow_unused=True)
+        self._update({n: g for n, g in zip(learned, grads) if g is not None})
+        self.losses.index_copy_(0, self.step, losses_S.detach().to(self.losses.dtype)[None])
+        self.step += 1
+
+    @torch.no_grad()
+    def _update(self, grads: dict[str, Tensor]) -> None:
+        if not self.groups:  # what no gradient reaches is not updated, and that is known now
+            self._group({name: self.params[name] for name in grads})
+        flat = [group.flatten(grads) for group in self.groups]
+        if "clip" in self.numbers:
+            norm_S = torch.stack([g.norm(dim=1) for g in flat]).norm(dim=0)
+            shrink_S = (self.numbers["clip"] / (norm_S + 1e-6)).clamp(max=1.0)
+            flat = [g * column(shrink_S, g) for g in flat]
+        numbers = {**self.numbers, "lr": self.rates[self.step].squeeze(0)}
+        for group, g in zip(self.groups, flat):
+            group.step(g, numbers, self.step + 1)
+
+    def _group(self, params: dict[str, Tensor]) -> None:
+        """Lay the parameters of each dtype side by side."""
+        for dtype in dict.fromkeys(p.dtype for p in params.values()):
+            own = {name: p for name, p in params.items() if p.dtype == dtype}
+            self.groups.append(Stacked(own, self.plan.optimizer))
+            self.params.update(self.groups[-1].params)
+
+    @torch.no_grad()
+    def _validate(self, step: int, data: TensorDataset) -> None:
+        better = torch.tensor([self._judge(i, step, v) for i, v in enumerate(self._scores(data))])
+        better = better.to(self.device)
+        for name, t in self._state().items():
+            column = better.view(-1, *[1] * (t.dim() - 1))
+            self.kept[name] = torch.where(column, t, self.kept[name])
+
+    def _judge(self, i: int, step: int, value: float) -> bool:
+        """Note what a copy reached; say whether it is its best. NaN never is."""
+        if step > self.last[i]:
+            return False
+        self.history[i].validation[step] = value
+        if value < self.best[i] - self.plan.min_gain:
+            self.best[i], self.best_step[i], self.bad[i] = value, step, 0
+            return True
+        self.bad[i] += 1
+        if self.bad[i] >= self.plan.patience:
+            self.last[i] = step
+        return False
+
+    def _scores(self, data: TensorDataset) -> list[float]:
+        def one(params: Any, buffers: Any, x: Tensor, y: Tensor) -> Tensor:
+            with self.modes():
+                return self.plan.score(self._call(params, buffers, x), y)
+
+        many = torch.func.vmap(one, (0, 0, None, None))
+        total = torch.zeros(len(self.seeds), dtype=torch.float64, device=self.device)
+        modes = {part: part.training for part in self.base.modules()}
+        self.base.eval()
+        for x, y in zip(*(t.to(self.device).split(256) for t in data.tensors)):
+            with _explained(self.base):
+                total += many(self.params, self.buffers, x, y) * len(y)
+        for part, training in modes.items():
+            part.training = training
+        return (total / len(data)).tolist()
+
+    def _call(self, params: Any, buffers: Any, x: Tensor) -> Tensor:
+        return torch.func.functional_call(self.base, (params, buffers), (x,))
+
+
+# -- the routers' part ----------------------------------------------------------------------------
+
+
+class _Terms(list[Tensor]):
+    """A `Recorder` of the weighted balance losses alone.
+
+    `watch` would also record the load of every step.
+    """
+
+    collects = True
+
+    def add(self, name: str, routing: Routing, terms: dict[str, Tensor]) -> None:
+        self.extend(terms.values())
+
+
+@contextmanager
+def _balance(layers: list[MoE]) -> Iterator[_Terms]:
+    terms = _Terms()
+    for layer in layers:
+        layer._watchers = (("", terms),)
+    try:
+        yield terms
+    finally:
+        for layer in layers:
+            layer._watchers = ()
+
+
+def build(
+    make: Callable[[int], nn.Module], seed: int, device: torch.device | str | None
+) -> nn.Module:
+    with seeded(seed, device or "cpu"):
+        model = make(seed)
+    return model if device is None else model.to(device)
+
+
+def _routed(model: nn.Module) -> list[MoE]:
+    layers = [part for part in model.modules() if isinstance(part, MoE)]
+    for layer in layers:
+        if layer.backend not in ("auto", "dense"):
+            raise ValueError(
+                f'fit_many runs MoE layers with the dense backend: build them with backend="auto", '
+                f"not {layer.backend!r}"
+            )
+    return layers
+
+
+def _stack(models: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    try:
+        return torch.func.stack_module_state(models)
+    except RuntimeError as error:
+        raise ValueError(
+            f"make must build the same model for every seed, only its numbers may differ: {error}"
+        ) from None
+
+
+@contextmanager
+def _explained(model: nn.Module) -> Iterator[None]:
+    """Say in one sentence that a model cannot be batched."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        reason = str(error).split(". ")[0].split("\n")[0]
+        raise ValueError(
+            f"{type(model).__name__} cannot be trained by fit_many ({reason}): it must not read "
+            "values of tensors (if, item()) nor draw random numbers but by dropout, rand and randn"
+        ) from error

@@ -1,0 +1,174 @@
+"""Layers that vmap batches badly, done for all copies at once on a GPU.
+
+Inside a vmapped function a convolution with weights of its own for each copy becomes a grouped
+one, which is slow. `Layers` runs it, and max pooling, by kernels of our own where they apply
+(float32 on a GPU with triton; square convolutions of stride 1; pooling without overlap), and
+leaves all else to vmap.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+HAVE_TRITON = importlib.util.find_spec("triton") is not None
+
+
+class Layers(TorchFunctionMode):
+    """Inside a vmapped function, run convolutions and pooling of all copies at once."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (F.conv2d, torch.conv2d) and _is_plain_convolution(*args, **kwargs):
+            return self.convolve(*args, **kwargs)
+        if func in (F.max_pool2d, torch.max_pool2d) and _is_plain_pooling(*args, **kwargs):
+            return self.pool(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def convolve(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        *_: Any,
+        **__: Any,
+    ) -> Tensor:
+        return _Convolve.apply(input, weight, bias, _one(padding))
+
+    def pool(self, input: Tensor, kernel_size: Any, *_: Any, **__: Any) -> Tensor:
+        return _Pool.apply(input, _one(kernel_size))
+
+
+def _is_plain_convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> bool:
+    out, _, height, width = weight.shape
+    edge = _one(padding)
+    plain = _one(stride) == 1 and _one(dilation) == 1 and groups == 1 and height == width
+    fits = input.dim() == 4 and out <= 128 and isinstance(edge, int) and edge < height
+    return plain and fits and _runs_here(input)
+
+
+def _is_plain_pooling(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> bool:
+    size = _one(kernel_size)
+    apart = stride is None or stride == [] or _one(stride) == size
+    plain = _one(padding) == 0 and _one(dilation) == 1 and not (ceil_mode or return_indices)
+    return isinstance(size, int) and size <= 15 and apart and plain and _runs_here(input)
+
+
+def _runs_here(x: Tensor) -> bool:
+    return HAVE_TRITON and x.is_cuda and x.dtype == torch.float32
+
+
+def _one(value: Any) -> Any:
+    """A number given once or for both axes; None if the axes differ, and words as they are."""
+    if isinstance(value, (tuple, list)):
+        same = len({_one(v) for v in value}) == 1
+        return _one(value[0]) if same else None
+    return value
+
+
+class _Convolve(torch.autograd.Function):
+    """What vmap sees; `_StackedConvolve` is what runs."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+        return F.conv2d(x, weight, bias, padding=padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        raise NotImplementedError("the layers of many copies exist under vmap only")
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int
+    ) -> tuple[Tensor, int]:
+        many = [_stacked(t, d, info.batch_size) for t, d in zip((x, weight, bias), dims)]
+        return _StackedConvolve.apply(*many, padding), 0
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, size: int) -> Tensor:
+        return F.max_pool2d(x, size)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        raise NotImplementedError("the layers of many copies exist under vmap only")
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, size: int) -> tuple[Tensor, int]:
+        return _StackedPool.apply(_stacked(x, dims[0], info.batch_size), size), 0
+
+
+class _StackedConvolve(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_SBCHW: Tensor, weight_SOCKL: Tensor, bias_SO: Tensor | None, padding: int
+    ) -> Tensor:
+        from . import kernels
+
+        ctx.save_for_backward(x_SBCHW, weight_SOCKL)
+        ctx.padding = padding
+        return kernels.convolve(x_SBCHW, weight_SOCKL, bias_SO, padding)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        from . import kernels
+
+        x, weight = ctx.saved_tensors
+        kernel, gx, gw, gb = tuple(weight.shape[-2:]), None, None, None
+        if ctx.needs_input_grad[0]:
+            # Each pixel is reached back through the weights turned round.
+            turned = weight.flip(-2, -1).transpose(1, 2)
+            gx = kernels.convolve(g, turned, None, kernel[0] - 1 - ctx.padding)
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            gw, gb = kernels.convolve_gradients(x, g, kernel, ctx.padding)
+        return gx, gw, gb if ctx.needs_input_grad[2] else None, None
+
+
+class _StackedPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
+        from . import kernels
+
+        y, choice = kernels.pool(x, size)
+        ctx.save_for_backward(choice)
+        ctx.size, ctx.shape = size, x.shape
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        from . import kernels
+
+        return kernels.unpool(g, ctx.saved_tensors[0], ctx.size, ctx.shape), None
+
+
+def _stacked(t: Tensor | None, dim: int | None, copies: int) -> Tensor | None:
+    """A tensor with the copies in front, whether or not vmap batched it."""
+    if t is None:
+        return None
+    return t.movedim(dim, 0) if dim is not None else t.expand(copies, *t.shape)
