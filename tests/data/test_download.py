@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from moiety.data import load_problem, named
-from moiety.data.catalogue import File, Layout, Named
+from moiety.data.catalogue import Layout, Named
 from moiety.data.download import download, unpack
 from moiety.data.formats import idx
+from moiety.data.published import File
 
 DATA = bytes(range(256)) * 4096  # 1 MiB
 

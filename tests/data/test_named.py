@@ -9,9 +9,10 @@ import pandas
 import pytest
 
 from moiety.data import load_problem
-from moiety.data.catalogue import ADULT_COLUMNS, NAMED
+from moiety.data.catalogue import NAMED
 from moiety.data.formats import _idx, read_cifar, read_usps
 from moiety.data.named import find
+from moiety.data.published import ADULT_COLUMNS
 
 DATA = Path(os.environ.get("MOIETY_DATA") or Path(__file__).parents[3] / "shared" / "data")
 # Train, validation and test after repeats were taken out, and the classes of the first target.

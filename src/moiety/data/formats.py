@@ -38,12 +38,16 @@ class Pictures:
 
 @dataclass
 class Table:
-    """Rows with the split of each, the columns to predict, and the one of text."""
+    """Rows with the split of each, the columns to predict, and the one of text.
+
+    Columns that were `made` from others, to be predicted, are never inputs.
+    """
 
     frame: pandas.DataFrame
     given: np.ndarray | None
     targets: Sequence[str]
     text: str | None = None
+    made: Sequence[str] = ()
 
 
 def _join(parts: dict[str, tuple[np.ndarray, np.ndarray]], classes: Sequence[str]) -> Pictures:
@@ -183,7 +187,7 @@ def uci(
         frame["income"] = frame["income"].str.removesuffix(".")  # as some of the files end it
         never = frame[married].str.lower().str.startswith("never")
         frame["never_married"] = never.map({True: "yes", False: "no"})
-        return Table(frame, table.given, targets)
+        return Table(frame, table.given, targets, made=["never_married"])
 
     return read
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from ..tables import PACKED, open_packed
-from .catalogue import NAMED, File, Layout, Named
+from .catalogue import NAMED, Layout, Named
 from .download import Progress, download, unpack
 from .formats import Pictures
 from .frame import from_frame
 from .images import from_images
 from .problem import Problem
+from .published import File
 from .targets import near
 
 LIMIT = 2**30  # bytes of one file, unpacked
@@ -120,10 +121,8 @@ def load_named(
         problem = from_images(name, words, lambda rows, _: images[rows], order=raw.classes, **split)
     else:
         chosen = targets or raw.targets
-        names = chosen.split(",") if isinstance(chosen, str) else chosen
-        # Targets that were made from other columns are no inputs.
-        made = [column for column in ("never_married",) if column not in names]
-        frame = raw.frame.drop(columns=[column for column in made if column in raw.frame])
+        names = [*map(str.strip, chosen.split(","))] if isinstance(chosen, str) else chosen
+        frame = raw.frame.drop(columns=[column for column in raw.made if column not in names])
         problem = from_frame(frame, name, targets=names, text=raw.text, leaks=leaks, **split)
     if found is not None and found.layout.note:
         problem.notes.insert(1, f"note: {found.layout.note}")
