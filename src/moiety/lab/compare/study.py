@@ -244,9 +244,10 @@ class Comparison:
 
     def _testing(self, model: nn.Module, task: Task) -> float:
         """Seconds of all evaluations of a trial, from one of them."""
+        middle = len(task.splits["validation"]) // 2  # texts lie there by their length
+        rows = slice(max(middle - 256, 0), middle + 256)
         model.eval()
         start = time.perf_counter()
-        rows = slice(0, 512)
         with torch.no_grad():
             some = len(task.answer(model, "validation", rows).cpu())
         one = (time.perf_counter() - start) / some

@@ -34,10 +34,11 @@ class Task:
         """The task of a problem; `reader` turns texts into tensors."""
         splits = problem.splits
         if reader is not None:
-            splits = {
-                name: replace(split, inputs=reader(split.texts), texts=[])
-                for name, split in splits.items()
-            }
+            splits = {name: _read(split, reader) for name, split in splits.items()}
+            # Texts of like length side by side: an evaluation meets little padding.
+            for name in ("validation", "test"):
+                lengths = splits[name].inputs["attention_mask"].sum(1)
+                splits[name] = splits[name].take(lengths.argsort(stable=True))
         return cls(problem.targets, splits)
 
     def to(self, device: torch.device) -> Task:
@@ -130,6 +131,10 @@ class Task:
         if f1:
             found["macro_f1"] = sum(f1) / len(f1)
         return found
+
+
+def _read(split: Split, reader: Reader) -> Split:
+    return replace(split, inputs=reader(split.texts), texts=[])
 
 
 def trim(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
