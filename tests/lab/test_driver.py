@@ -134,6 +134,14 @@ def test_an_interrupt_leaves_all_in_order_and_says_how_to_go_on(lab):
     assert len(lab.lines) == 3
 
 
+def test_bars_in_a_terminal(lab):
+    screen = text_io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    run_study(str(lab.file), scale="smoke", out=lab.out, seeds=2, console=console)
+    assert "trials" in screen.getvalue() and "4/4" in screen.getvalue()
+    assert "seed 0: Error" not in screen.getvalue()  # lines are for files
+
+
 def test_a_folder_in_use_says_by_whom_or_is_waited_for(lab):
     with io.lease(lab.out):
         with pytest.raises(ValueError, match=f"process {os.getpid()} on host"):

@@ -36,9 +36,10 @@ class Killed:
         """(key, step) of every step that was begun, over all runs."""
         return [(line.split()[0], int(line.split()[1])) for line in io.read_lines(self.log)]
 
-    def start(self, fault=""):
+    def start(self, fault="", **words):
         environment = os.environ | {"MOIETY_FAULT": fault, "TOY_LOG": str(self.log)}
-        return subprocess.Popen(self.command, env=environment, stdout=subprocess.DEVNULL)
+        words = {"stdout": subprocess.DEVNULL, **words}
+        return subprocess.Popen(self.command, env=environment, **words)
 
     def wait_for(self, process, steps):
         """Wait until so many steps more are begun: kills shall meet trials, not start-up."""
@@ -167,6 +168,19 @@ def test_kills_of_a_worker_and_of_the_driver(tmp_path, undisturbed):
     assert killed.kills == 2 and killed.inside >= 1
     killed.finish()
     assert_same(killed, undisturbed("small"))
+
+
+def test_ctrl_c_ends_the_workers_quietly(tmp_path):
+    study, pipe = Killed(tmp_path, "full", workers=2), subprocess.PIPE
+    process = study.start(stdout=pipe, stderr=pipe, start_new_session=True, text=True)
+    study.wait_for(process, 1)
+    workers = workers_of(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err == "moiety: interrupted.\n"
+    assert "trials are done and kept. To continue: moiety study run" in out
+    for worker in workers:
+        wait_until_gone(worker)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -104,7 +105,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, self.folder), daemon=True)
-        process.start()
+        with _no_interrupts():
+            process.start()
         theirs.close()  # so that the worker's death is the end of the pipe
         return ours, process
 
@@ -126,6 +128,17 @@ class _Worker:
         self.process.join()
 
 
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Block Ctrl-C, which a process that is started meanwhile inherits: it is for the driver."""
+    resource_tracker.ensure_running()  # the start of this one, by the first worker, unblocks it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _speaking(workers: Sequence[_Worker]) -> list[_Worker]:
     """Wait until a busy worker has something to say."""
     busy = {worker.pipe: worker for worker in workers if worker.task}
@@ -134,7 +147,6 @@ def _speaking(workers: Sequence[_Worker]) -> list[_Worker]:
 
 def _work(pipe: Connection, folder: Path) -> None:
     """The life of a worker: run job after job, until the driver is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     parent, store = multiprocessing.parent_process(), Store(folder)
     assert parent is not None
     with _lock(folder, shared=True):
