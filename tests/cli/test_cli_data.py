@@ -43,7 +43,7 @@ def test_show_prints_what_was_worked_out_with_leaks(moiety, people):
     assert "table: 300 examples" in out
     assert "LEAK: alt gives label away: alone it gets 100.0% right" in out
     assert "left out of the inputs" in out
-    kept = moiety("data", "show", people, "--leaks", "keep")[1]
+    kept = moiety("data", "show", people, "--keep-leaks")[1]
     assert "still among the inputs" in kept
     other = moiety("data", "show", people, "--target", "age", "--seed", 3, "--max-examples", 60)[1]
     assert "age: a number" in other
@@ -55,7 +55,7 @@ def test_show_prints_what_was_worked_out_with_leaks(moiety, people):
     [
         (["show", "PEOPLE", "--target", "lable"], "did you mean label?"),
         (["show", "nowhere.csv"], "there is no file or folder nowhere.csv"),
-        (["show", "PEOPLE", "--leaks", "maybe"], "--leaks must be drop or keep"),
+        (["show", "PEOPLE", "--target", "age", "--target", "lable"], "did you mean label?"),
         (["show", "mnist"], "get it with: moiety data get mnist"),
         (["get", "mnits"], "did you mean mnist?"),
         (["get", "digits"], "nothing to get"),

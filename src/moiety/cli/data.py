@@ -51,12 +51,12 @@ def show(
         typer.Argument(help="Built-in name, .csv, .tsv, .jsonl, .parquet, or folder of images."),
     ],
     target: Annotated[
-        str | None, typer.Option(help="Columns to predict, with commas between them.")
+        list[str] | None, typer.Option(help="Column to predict; may be given again, or a,b.")
     ] = None,
     text: Annotated[str | None, typer.Option(help="Column of text to learn from.")] = None,
-    leaks: Annotated[
-        str, typer.Option(help="Columns that give a target away exactly: drop or keep.")
-    ] = "drop",
+    keep_leaks: Annotated[
+        bool, typer.Option("--keep-leaks", help="Keep columns that give a target away exactly.")
+    ] = False,
     max_examples: Annotated[
         int | None, typer.Option(min=1, help="At most about so many, of each class alike.")
     ] = None,
@@ -69,17 +69,15 @@ def show(
     """Show what would be learned from some data: splits, columns, classes, suspected leaks."""
     from ..data import load_problem
 
-    if leaks not in ("drop", "keep"):
-        raise ValueError(f"--leaks must be drop or keep, got {leaks!r}")
     problem = load_problem(
         source,
-        targets=target,
+        targets=",".join(target or []) or None,
         text=text,
         data_dir=data_dir,
         seed=seed,
         max_examples=max_examples,
         image_size=image_size,
-        leaks="keep" if leaks == "keep" else "drop",
+        leaks="keep" if keep_leaks else "drop",
     )
     typer.echo(problem.name)
     for note in problem.notes:

@@ -188,8 +188,8 @@ def _nothing_left(name: str, columns: Columns, out: set[str]) -> str:
     """Why there is no column to predict from."""
     if out:
         return (
-            f"{name}: every column gives a target away ({', '.join(sorted(out))}); keep them with "
-            "leaks='keep' if that is meant"
+            f"{name}: every column gives a target away ({', '.join(sorted(out))}); if that is "
+            "meant, keep them with --keep-leaks (leaks='keep')"
         )
     if columns.texts:
         return (
@@ -230,7 +230,8 @@ def _describe(
 def _say_leaks(found: list[Leak]) -> Iterator[str]:
     out = sorted({leak.column for leak in found if leak.dropped})
     if out:
-        yield f"leaks: {', '.join(out)} left out of the inputs (leaks='keep' keeps them)"
+        how = "--keep-leaks (leaks='keep') keeps them"
+        yield f"leaks: {', '.join(out)} left out of the inputs; {how}"
     suspects = sorted({leak.column for leak in found} - set(out))
     if suspects:
         yield f"leaks: {', '.join(suspects)} suspected, kept among the inputs: look at them"

@@ -211,10 +211,11 @@ def _class_ids(words: np.ndarray, target: Target, rows: Rows, name: str) -> np.n
 
 def _sorted(words: set[str]) -> list[str]:
     """In order; words that are all numbers in that of their values."""
+    ordered = sorted(words)  # first: "1" and "1.0" are equal as numbers, and a set has no order
     try:
-        return sorted(words, key=float)
+        return sorted(ordered, key=float)
     except ValueError:
-        return sorted(words)
+        return ordered
 
 
 def _counts(ids: np.ndarray, classes: list[str]) -> str:
