@@ -3,7 +3,9 @@
 import sys
 
 import pytest
+from rich.console import Console
 
+from moiety.lab.driver import run_study
 from moiety.lab.sampling import BATCH, random_batches
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Metric, Scale, Study
@@ -306,3 +308,49 @@ def test_a_missing_optuna_is_one_sentence_that_names_the_extra(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ImportError, match=r"moiety\[lab\]"):
         tuner_of(search_of(sampler="optuna")).next(Store(tmp_path))
+
+
+# -- with the driver -----------------------------------------------------------------------------
+
+FILE = """
+from moiety.lab.study import Metric, Scale, Study
+from moiety.lab.tuning import LogUniform, Search
+
+
+def run(running):
+    running.extra["binary"] = running.arm == "b"
+    return {"accuracy": 0.5, "valid": running.settings["lr"]}
+
+
+def binary(record):
+    return None if record["extra"]["binary"] else "selectors are not binary"
+
+
+study = Study(
+    name="test/search", title="", question="", run=run, arms={"a": {}, "b": {}},
+    metrics={"accuracy": Metric("A"), "valid": Metric("V", split="validation")},
+    scales={"smoke": Scale(seeds=2)},
+    search=Search(space={"lr": LogUniform(1e-4, 1)}, trials=3, metric="valid", rule=binary),
+)
+"""
+
+
+def test_a_study_ends_with_the_arms_that_a_search_left(tmp_path):
+    (tmp_path / "search.py").write_text(FILE)
+    result = run_study(
+        str(tmp_path / "search.py"),
+        scale="smoke",
+        out=tmp_path / "out",
+        console=Console(quiet=True),
+    )
+    (arm,) = result["arms"]
+    best = max(values[0] for values in _validated(Store(tmp_path / "out"), "b"))
+    assert (arm["name"], arm["settings"]["lr"]) == ("b", best)
+    assert result["tuning"]["arms"]["a"]["failure"].startswith("no setting of a is left of 3")
+
+
+def _validated(store, arm):
+    """What the records of a search hold: validation values alone."""
+    tried = [r for r in store.finished().values() if r["settings"]["stage"] == "tune"]
+    assert all(record["metrics"].keys() == {"valid"} for record in tried)
+    return [list(record["metrics"].values()) for record in tried if record["arm"] == arm]
