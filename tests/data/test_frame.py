@@ -192,6 +192,15 @@ def test_a_column_of_text_is_found(tmp_path, suffix):
     assert texts == set(tweets()["text"])
 
 
+def test_short_texts_are_found_by_a_usual_name_or_when_named(tmp_path):
+    frame = tweets().assign(text=[f"w{row}" for row in range(200)])
+    assert load_problem(save(tmp_path, frame)).kind == "text"
+    path = save(tmp_path, frame.rename(columns={"text": "said"}))
+    with pytest.raises(ValueError, match="said is an id, or short text to be named as text"):
+        load_problem(path)
+    assert load_problem(path, text="said").text == "said"
+
+
 def test_a_text_in_two_splits_is_taken_out_of_train(tmp_path):
     frame = tweets()
     frame["split"] = ["train"] * 120 + ["dev"] * 40 + ["test"] * 40

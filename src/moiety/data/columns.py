@@ -53,7 +53,7 @@ def sort_columns(frame: pandas.DataFrame, notes: list[str]) -> tuple[pandas.Data
             found.texts.append(name)
             made[name] = values
         elif values.nunique() > 0.9 * len(values):
-            found.ignored[name] = "an id: a different one in almost each row"
+            found.ignored[name] = "an id, or short text to be named as text"
         else:
             found.categories.append(name)
             made[name] = _as_categories(values)
@@ -63,12 +63,13 @@ def sort_columns(frame: pandas.DataFrame, notes: list[str]) -> tuple[pandas.Data
 
 
 def is_text(values: pandas.Series) -> bool:
-    """Whether a column holds running text."""
+    """Whether a column holds running text, or short text under a usual name."""
     words = values.dropna()
     if not len(words) or not isinstance(words.iloc[0], str):
         return False
     some = words.iloc[:1000].astype(str)
-    return some.str.split().str.len().mean() > WORDS and some.nunique() > 0.5 * len(some)
+    long = some.str.split().str.len().mean() > WORDS or str(values.name).lower() in TEXT_NAMES
+    return bool(long and some.nunique() > 0.5 * len(some))
 
 
 def has_structures(values: pandas.Series) -> bool:
