@@ -169,8 +169,9 @@ class Run:
     def _unfinished(self) -> dict[str, Any]:
         """What there is to say when some arms of the plan were not asked for this time."""
         self.say("Verdicts wait for the other arms of the plan: run again without --arm.")
-        wanted = [{"arm": r["arm"], "seed": r["seed"]} for r in self.store.failed().values()]
-        return {"study": self.study.name, "failures": [f for f in wanted if f["arm"] in self.arms]}
+        failed, mine = self.store.failed(), self.planned(self.arms) or []
+        failures = [{"arm": t.arm, "seed": t.seed} for t in mine if t.key in failed]
+        return {"study": self.study.name, "failures": failures}
 
     def run(
         self, title: str, blocks: list[list[Trial]], wanted: list[Trial], retry: bool = True
