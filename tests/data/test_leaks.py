@@ -105,7 +105,17 @@ def test_what_settles_only_the_obvious_is_no_leak():
     age = draw.integers(0, 80, 40000)
     labels = pandas.DataFrame({"rich": ((age > 25) & (draw.random(40000) < 0.08)).astype(str)})
     assert settled(age, (labels["rich"] == "True").to_numpy().astype(int))[0] > 0.25
-    assert find_leaks(pandas.DataFrame({"age": age}), labels, {"rich": "classes"}) == []
+    ages = pandas.DataFrame({"age": age.astype(str)})
+    assert find_leaks(ages, labels, {"rich": "classes"}) == []
+
+
+def test_a_good_number_is_no_leak():
+    """Its ends settle the class, as those of many a column of this set do."""
+    from sklearn.datasets import load_breast_cancer
+
+    frame = load_breast_cancer(as_frame=True).frame
+    labels = frame[["target"]].astype(str)
+    assert find_leaks(frame.drop(columns="target"), labels, {"target": "classes"}) == []
 
 
 def test_scores_by_hand():

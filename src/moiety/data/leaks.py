@@ -5,8 +5,8 @@
 
 Each column is scored alone, on rows that it was not fitted to, from 0 (no better than the commonest
 class, or the mean) to 1 (perfect). A column that is near-perfect, or the target under other names,
-is an *exact* leak. A column is *suspicious* when it comes close, or when its value alone settles a
-class on many rows although not on all: what was made from the same source often does.
+is an *exact* leak. A column is *suspicious* when it comes close, or when it is a category that
+settles the class on many rows though not on all: what was made from the same source often does.
 """
 
 from __future__ import annotations
@@ -57,9 +57,11 @@ def _of_classes(
     import pandas
 
     ids = pandas.factorize(words)[0]
-    score, (share, told) = class_score(levels, ids), settled(levels, ids)
-    if values.dtype.kind in "iuf":
+    score, (share, told) = class_score(levels, ids), (0.0, 0.0)
+    if values.dtype.kind in "iuf":  # whose ends settle the class whenever it is a good predictor
         score = max(score, threshold_score(values.to_numpy(np.float64), ids))
+    else:
+        share, told = settled(levels, ids)
     if score >= SUSPICIOUS["classes"]:
         commonest = np.bincount(ids).max() / len(ids)
         right = commonest + score * (1 - commonest)
