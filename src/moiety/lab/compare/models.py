@@ -83,7 +83,7 @@ def _preset(name: str, preset: Preset, problem: Problem) -> Maker:
             hidden=preset.hidden,
             experts=settings["experts"],
             per_example=preset.kind != "table",
-            **{"k": settings["k"], **settings["options"]},
+            **{"k": settings["k"], **settings.get("options", {})},
         )
         with seeded(seed):
             if problem.kind == "image":

@@ -88,7 +88,7 @@ def _load(name: str, problem: Problem, pad: int | None) -> Any:
 def _upcycle(model: Any, settings: Mapping[str, Any]) -> None:
     from ...hf.upcycle import upcycle
 
-    options = dict(settings["options"])
+    options = dict(settings.get("options", {}))
     k = options.pop("k", settings["k"])
     words, _ = layer_settings(settings["router"], settings["experts"], k, True, options)
     # Routers that start elsewhere are compared too; what that costs them is part of the result.

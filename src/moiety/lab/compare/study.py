@@ -103,14 +103,12 @@ class Comparison:
 
     @property
     def arms(self) -> dict[str, dict[str, Any]]:
-        """The settings of every arm: its router, and options of it."""
-        return {
-            name: {
-                "router": given["router"],
-                "options": {word: value for word, value in given.items() if word != "router"},
-            }
-            for name, given in self.asked.arms.items()
-        }
+        """The settings of every arm: its router, and options of it where it has any."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, given in self.asked.arms.items():
+            options = {word: value for word, value in given.items() if word != "router"}
+            found[name] = {"router": given["router"], **({"options": options} if options else {})}
+        return found
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
@@ -160,7 +158,7 @@ class Comparison:
         )
         found = [note for note in self.problem.notes if not note.startswith("leaks:")]
         leaks = [f"Suspected leak: {leak}" for leak in self.problem.leaks]  # the same, in full
-        return [*found, *leaks, f"Model: {used.about}", trained, costs]
+        return [*leaks, *found, f"Model: {used.about}", trained, costs]
 
     # -- a trial ---------------------------------------------------------------------------------
 
