@@ -4,6 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -269,3 +270,8 @@ def test_a_verdict_is_a_sentence(kind, word, effect, start):
     verdict = {"word": word, "effect": effect, "interval": [0, 1]}
     claim = {"kind": kind, "a": "a", "b": "b", "margin": 0.5, "verdict": verdict}
     assert sentence(claim, ".2f").startswith(start)
+
+
+@pytest.mark.parametrize("name", ["report.png", "report-plots.png", "report-phone.png"])
+def test_the_pictures_of_the_page_are_light(name):
+    assert (Path(__file__).parent.parent / "docs" / name).stat().st_size < 300_000

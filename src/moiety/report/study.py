@@ -231,7 +231,7 @@ def _search(result: Result) -> dict[str, Any] | None:
             str(arm["tried"]),
             "; ".join(f"{n} × {reason}" for reason, n in arm["discarded"].items()) or "none",
             ", ".join(f"{key} {plain(value)}" for key, value in (arm["chosen"] or {}).items())
-            or MISSING,
+            or arm.get("failure", MISSING),
         ]
         for name, arm in search["arms"].items()
     ]
