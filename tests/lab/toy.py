@@ -41,7 +41,7 @@ def train(running):
         begin = state["step"]
     running.curve.rewind(begin)
     for step in range(begin + 1, steps + 1):
-        note(f"{running.trial.key} {step}\n")
+        note(f"{running.trial.key} {step} {os.getpid()}\n")
         chosen = torch.randint(64, (16,), generator=order)
         loss = (model(x[chosen]) - y[chosen]).square().mean()
         optimizer.zero_grad()
