@@ -44,6 +44,8 @@ class TextTransformer(nn.Module):
         super().__init__()
         feedforward = feedforward or dense
         self.embed = nn.Embedding(vocabulary, dim)
+        # Small, because most words are seen a few times only: what they learn must outweigh this.
+        nn.init.normal_(self.embed.weight, std=0.1)
         self.position = nn.Parameter(torch.randn(length, dim) * 0.1)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(dim, heads, feedforward(dim)) for _ in range(depth))

@@ -20,6 +20,7 @@ from ...train import seeded
 from .task import Reader
 
 LONGEST = 128  # tokens of a text
+VOCABULARY = 100_000  # texts that a vocabulary is learned from, at most
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Preset:
 
 PRESETS = {
     "vit-tiny": Preset("image", hidden=128, lr=3e-3, batch=64),
-    "text-tiny": Preset("text", hidden=128, lr=2e-3, batch=32),
+    "text-tiny": Preset("text", hidden=128, lr=3e-3, batch=32),
     "mlp": Preset("table", hidden=128, lr=2e-3, batch=256),
 }
 
@@ -74,7 +75,8 @@ def _preset(name: str, preset: Preset, problem: Problem) -> Maker:
             f"{name} is for {preset.kind}s, and {problem.name} is {problem.kind} data: take the "
             f"model {fits}"
         )
-    tokenizer = make_tokenizer(problem.train.texts) if problem.kind == "text" else None
+    texts = problem.train.texts[:VOCABULARY]
+    tokenizer = make_tokenizer(texts) if problem.kind == "text" else None
     outputs = widths(problem)
 
     def build(settings: Mapping[str, Any], seed: int) -> nn.Module:
