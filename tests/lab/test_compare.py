@@ -1,6 +1,7 @@
 """A comparison as a study: what is asked, each kind of data and of model, the headline."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import torch
 from moiety.data.problem import Problem, Split, Target
 from moiety.lab.compare import Asked, from_toml, headline, read_asked, write_asked
 from moiety.lab.compare import study as study_file
+from moiety.lab.compare.asked import default_arms
+from moiety.lab.compare.folder import command_line
 from moiety.lab.compare.measure import flops, typical
 from moiety.lab.compare.models import find_maker
 from moiety.lab.compare.study import Comparison
@@ -206,6 +209,17 @@ def test_losses_add_up_over_targets():
     assert float(loss) == pytest.approx(float(expected))
 
 
+@pytest.fixture
+def moiety_options():
+    """The options that `moiety compare routers` has."""
+    import typer
+
+    from moiety.cli.compare import command
+
+    routers = typer.main.get_command(command).commands["routers"]
+    return {option for parameter in routers.params for option in parameter.opts}
+
+
 # -- what is asked ---------------------------------------------------------------------------------
 
 
@@ -252,6 +266,23 @@ def test_a_wrong_file_says_in_one_sentence_what_to_change(tmp_path, text, said):
         from_toml(path)
     assert said in str(raised.value) and str(path) in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_the_command_repeats_what_was_asked(moiety_options):
+    asked = Asked(
+        data="a b.csv",
+        targets=["x", "y"],
+        keep_leaks=True,
+        max_examples=50,
+        split_seed=3,
+        budget=90.0,
+        lr=0.01,
+        arms=default_arms(["top-k"]),
+    )
+    said = command_line(asked, Path("out"), "cpu", 2)
+    assert said.startswith("moiety compare routers --data 'a b.csv' --target x,y ")
+    assert "--seed 3 " in said and "--keep-leaks --lr 0.01 --budget 90s --router top-k" in said
+    assert {word for word in shlex.split(said) if word.startswith("--")} <= moiety_options
 
 
 def test_options_of_an_arm_reach_its_layers(compared):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import shlex
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from ..lab.compare.study import Comparison
 
 MOST_WORKERS = 16  # unless asked for: every one reads the data
-# What may change from one run in a folder to the next; all else makes another comparison.
-FREE = ("seeds", "arms", "budget", "equal")
 
 command = typer.Typer(help="Compare methods on your own data, and write a page.")
 
@@ -166,21 +162,12 @@ def say(console: Console, line: str) -> None:
 
 def run(console: Console, asked: Asked, folder: Path, device: str, workers: int) -> None:
     """Write the study into its folder, run it, and say what came out."""
-    from ..lab.compare import headline
-    from ..lab.compare.asked import write_asked
+    from ..lab.compare.folder import command_line, write_study
+    from ..lab.compare.headline import headline
     from ..lab.driver import run_study
     from .demo import check_writable
 
-    file = folder / "study.toml"
-    refuse_other(file, asked)
-    check_writable(folder)
-    words = ["--scale", "small", "--equal", asked.equal, "--workers", str(workers)]
-    again = f"moiety study run {shlex.join([str(file), *words, '--out', str(folder)])}"
-    heading = [
-        "Which router on these data? Written by `moiety compare routers`.",
-        f"Again: {again}",
-    ]
-    write_asked(file, asked, [*heading, ""])
+    file = write_study(folder, asked, workers, check_writable)
     result = run_study(
         str(file),
         scale="small",
@@ -198,42 +185,6 @@ def run(console: Console, asked: Asked, folder: Path, device: str, workers: int)
     show_result(console, result)
     say(console, headline(result))
     say(console, f"The page: {folder / 'report.html'}")
-
-
-def refuse_other(file: Path, asked: Asked) -> None:
-    """Raise if the folder holds a comparison that differs in more than seeds and arms."""
-    from ..lab.compare.asked import read_asked
-
-    if not file.exists():
-        return
-    there = read_asked(file)
-    for name in (each.name for each in dataclasses.fields(asked) if each.name not in FREE):
-        old, new = getattr(there, name), getattr(asked, name)
-        if old != new:
-            raise ValueError(
-                f"{file.parent} holds a comparison with {name.replace('_', ' ')} {old}, not "
-                f"{new}: choose another folder with --out"
-            )
-
-
-def command_line(asked: Asked, folder: Path, device: str, workers: int) -> str:
-    """The command that repeats a comparison, with what is not as by default."""
-    from ..lab.compare.asked import ROUTERS, Asked, default_arms
-
-    usual = Asked(data=asked.data)
-    words = ["moiety", "compare", "routers", "--data", asked.data]
-    for each in dataclasses.fields(asked):
-        value = getattr(asked, each.name)
-        if each.name in ("data", "arms") or value == getattr(usual, each.name):
-            continue
-        option = {"targets": "target", "split_seed": "seed"}.get(each.name, each.name)
-        shown = ",".join(value) if isinstance(value, list) else value
-        shown = f"{value:g}s" if each.name == "budget" else shown
-        words += [f"--{option.replace('_', '-')}"] + [str(shown)] * (shown is not True)
-    if list(asked.arms) != list(default_arms(ROUTERS)):
-        words += [word for arm in list(asked.arms)[1:] for word in ("--router", arm)]
-    words += ["--device", device] * (device != "cpu")
-    return shlex.join([*words, "--workers", str(workers), "--out", str(folder)])
 
 
 def show_result(console: Console, result: Mapping[str, Any]) -> None:

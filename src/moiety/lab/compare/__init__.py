@@ -5,7 +5,9 @@ study = from_toml("runs/compare/adult/study.toml")     # what `moiety compare` w
 | file | what |
 |---|---|
 | `asked.py` | what was asked for: a TOML file, every key checked |
-| `models.py` | the model of an arm: a preset built for the data, or one of Hugging Face, upcycled |
+| `folder.py` | the file in its folder, and the command that repeats it |
+| `models.py` | the model of an arm: a preset that is built for the data |
+| `pretrained.py` | or one of Hugging Face, upcycled |
 | `task.py` | inputs, losses and measures of a problem |
 | `measure.py` | what an arm costs and where its tokens go |
 | `study.py` | the study: arms, metrics, claims, a trial, its speed |

@@ -33,17 +33,8 @@ from ...routing import describe
 ROUTERS = ("top-k", "switch", "sigmoid-balanced", "dselect-k", "perturbed-cosine")
 EQUAL = ("flops", "examples", "time")
 INITS = ("copy", "noise", "reinit", "split", "low-rank")
-POSITIVE = (
-    "max_examples",
-    "image_size",
-    "experts",
-    "k",
-    "lr",
-    "batch",
-    "seeds",
-    "budget",
-    "margin",
-)
+COUNTS = ("max_examples", "image_size", "experts", "k", "batch", "seeds")
+AMOUNTS = ("lr", "budget", "margin")
 LAYER = ("capacity_factor", "overflow", "group", "balance")  # what an arm may set besides
 
 
@@ -79,55 +70,50 @@ class Asked:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        for name in (
-            "max_examples",
-            "image_size",
-            "experts",
-            "k",
-            "batch",
-            "seeds",
-            "lr",
-            "budget",
-            "margin",
-        ):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive, got {value}")
-        if self.k > self.experts:
-            raise ValueError(f"k is {self.k}, but there are only {self.experts} experts")
-        for word, known in (("equal", EQUAL), ("init", INITS)):
-            if getattr(self, word) not in known:
-                raise ValueError(
-                    f"{word} must be one of {', '.join(known)}, got {getattr(self, word)!r}"
-                )
-        if self.seeds < 2:
-            raise ValueError("seeds must be at least 2: one seed says nothing of a difference")
-        if self.tune < 0:
-            raise ValueError(f"tune must be 0 (off) or a number of trials, got {self.tune}")
+        _check_values(self)
         if not self.arms:
             raise ValueError("arms must name at least one router")
         for name, settings in self.arms.items():
             _check_arm(name, settings)
 
 
+# By the annotation of a field: what it is called, and who passes.
+TYPES = {
+    "str": ("text", lambda v: isinstance(v, str)),
+    "int": ("a whole number", lambda v: type(v) is int),
+    "bool": ("true or false", lambda v: type(v) is bool),
+    "float": ("a number", lambda v: type(v) in (int, float)),
+    "list[str]": ("a list of text", lambda v: type(v) is list and all(type(s) is str for s in v)),
+}
+
+
 def _check_types(asked: Asked) -> None:
     """Raise for a value of the wrong type: a TOML file may hold anything."""
-    whole, text = "a whole number", "text"
-    kinds = {
-        str: (text, lambda v: isinstance(v, str)),
-        int: (whole, lambda v: type(v) is int),
-        bool: ("true or false", lambda v: type(v) is bool),
-        float: ("a number", lambda v: type(v) in (int, float)),
-        list: ("a list of text", lambda v: isinstance(v, list) and all(type(s) is str for s in v)),
-    }
-    words = {"str": str, "int": int, "float": float, "bool": bool, "list[str]": list}
     for each in dataclasses.fields(asked):
-        value, kind = getattr(asked, each.name), words.get(str(each.type).split(" |")[0])
-        if kind is None or (value is None and "None" in str(each.type)):
+        value, (kind, _, optional) = getattr(asked, each.name), str(each.type).partition(" | ")
+        if kind not in TYPES or (optional and value is None):
             continue
-        name, fits = kinds[kind]
+        name, fits = TYPES[kind]
         if not fits(value):
             raise ValueError(f"{each.name} must be {name}, got {value!r}")
+
+
+def _check_values(asked: Asked) -> None:
+    """Raise for a value out of its range."""
+    for name in (*COUNTS, *AMOUNTS):
+        value = getattr(asked, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive, got {value}")
+    for word, known in (("equal", EQUAL), ("init", INITS)):
+        value = getattr(asked, word)
+        if value not in known:
+            raise ValueError(f"{word} must be one of {', '.join(known)}, got {value!r}")
+    if asked.k > asked.experts:
+        raise ValueError(f"k is {asked.k}, but there are only {asked.experts} experts")
+    if asked.seeds < 2:
+        raise ValueError("seeds must be at least 2: one seed says nothing of a difference")
+    if asked.tune < 0:
+        raise ValueError(f"tune must be 0 (off) or a number of trials, got {asked.tune}")
 
 
 def _check_arm(name: str, settings: Any) -> None:
