@@ -178,6 +178,20 @@ def test_what_is_wrong_is_said_in_one_sentence(moiety, words, said, table, image
     assert not (tmp_path / "out").exists()
 
 
+def test_an_arm_that_fails_is_told_and_the_others_go_on(moiety, images, tmp_path, monkeypatch):
+    train = study_file.Comparison.train
+
+    def fail(self, model, task, settings, running=None):
+        if running is not None and settings["router"] == "top-k":
+            raise ValueError("out of luck")
+        train(self, model, task, settings, running)
+
+    monkeypatch.setattr(study_file.Comparison, "train", fail)
+    code, out, _ = moiety("compare", "routers", "--data", images, *TWO, "--out", tmp_path / "out")
+    assert code == 1 and "out of luck" in out and "2 trials failed (of top-k)" in out
+    assert "Best is dense" in out
+
+
 def test_a_folder_that_cannot_be_written_is_found_before_training(moiety, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, error = moiety(

@@ -168,6 +168,8 @@ def run(console: Console, asked: Asked, folder: Path, device: str, workers: int)
     from .demo import check_writable
 
     file = write_study(folder, asked, workers, check_writable)
+    count = f"{len(asked.arms)} arms, {asked.seeds} seeds, {workers} trials at once"
+    say(console, f"{count}, into {folder}; first a look at how fast they train …")
     result = run_study(
         str(file),
         scale="small",
@@ -180,11 +182,11 @@ def run(console: Console, asked: Asked, folder: Path, device: str, workers: int)
         console=console,
         command=command_line(asked, folder, device, workers),
     )
-    if "arms" not in result:
-        return
     show_result(console, result)
     say(console, headline(result))
     say(console, f"The page: {folder / 'report.html'}")
+    if result["failures"]:
+        raise typer.Exit(1)
 
 
 def show_result(console: Console, result: Mapping[str, Any]) -> None:
