@@ -62,6 +62,7 @@ def check_same(a, b, tolerance):
 )
 def test_the_captured_step_equals_the_plain_loop(make, data, optimizer):
     words = {"seeds": SEEDS, "steps": 20, "batch": 16, "lr": 1e-2, "optimizer": optimizer}
+    words["weight_decay"] = 0.1  # AdamW has one of its own unless told
     # Adam divides a gradient that is all rounding by itself; a larger eps keeps it small.
     eps = {"eps": 1e-4} if optimizer.startswith("adam") else {}
     with warnings.catch_warnings():
@@ -69,7 +70,15 @@ def test_the_captured_step_equals_the_plain_loop(make, data, optimizer):
         fitted = fit_many(make, data, device="cuda", clip=1.0, options=eps, **words)
     for i, seed in enumerate(SEEDS):
         model, losses, _ = plain(
-            make, data, seed, optimizer=optimizer, steps=20, lr=1e-2, clip=1.0, **eps
+            make,
+            data,
+            seed,
+            optimizer=optimizer,
+            steps=20,
+            lr=1e-2,
+            clip=1.0,
+            weight_decay=0.1,
+            **eps,
         )
         torch.testing.assert_close(
             torch.tensor(fitted.history[i].loss), torch.tensor(losses), rtol=2e-3, atol=2e-3

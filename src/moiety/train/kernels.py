@@ -2,8 +2,11 @@
 
 cuDNN runs S small convolutions with different weights as one grouped convolution, which it does
 several times slower than one after another. Here a program belongs to one copy: a tile of output
-positions is the product of that copy's weights with the pixels under them, read where they lie.
-A column of ones after the weights' columns carries the bias.
+positions is the product of that copy's weights with the pixels under them. Without padding (it is
+added before) the pixel under a weight lies at (place of the position) + (place of the weight), so
+that a tile of pixels is read where they are, with one addition for each. Reading is what costs:
+SPAN neighbours in a row share one window, a little wider, whose weights are shifted copies of one
+another with zeros around, and the pixels of a window are read once for all of them.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -13,93 +16,129 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
-POSITIONS, IMAGES = 128, 8  # of a tile, and of one part of a gradient
-COLUMNS = 64
+BLOCK = 1024
+# Measured on an H200: positions and weights of a tile, warps, stages (and images of a part).
+FORWARD = {"M": 128, "K": 32, "num_warps": 4, "num_stages": 3}
+BACKWARD = {"M": 128, "K": 128, "num_warps": 4, "num_stages": 1}
+IMAGES = 32
+
+
+@triton.jit
+def _places(m, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+            ROWS: tl.constexpr, SPANS: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
+    """Where the first pixel under each window lies."""
+    image, row, span = m // (ROWS * SPANS), m // SPANS % ROWS, m % SPANS
+    return (image * CHANNELS * HEIGHT + row) * WIDTH + span * SPAN
+
+
+@triton.jit
+def _offsets(k, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+             SIZE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """How far from there the pixel under each weight lies; 0 past the last weight."""
+    channel, row, column = k // (SIZE * WIDE), k // WIDE % SIZE, k % WIDE
+    return tl.where(k < DEPTH, (channel * HEIGHT + row) * WIDTH + column, 0)
+
+
+@triton.jit
+def _outputs(m, n, AREA: tl.constexpr, OUT: tl.constexpr, SPAN: tl.constexpr):
+    """Where the output of window m and weights n = (neighbour, channel) lies."""
+    first = m * SPAN
+    image, position = first // AREA, first % AREA
+    return (image * OUT * AREA + position)[None, :] + (n % OUT * AREA + n // OUT)[:, None]
 
 
 @triton.jit
 def _convolve(
-    x, weight, bias, y,
-    images, channels, height, width, out, rows, columns, padding,
-    KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr,
-    OUT: tl.constexpr, K: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr,
+    x, weight, bias, y, images,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
+    OUT: tl.constexpr, SPAN: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
+    ROWS: tl.constexpr = HEIGHT - SIZE + 1
+    COLUMNS: tl.constexpr = WIDTH - SIZE + 1
+    WIDE: tl.constexpr = SIZE + SPAN - 1
+    DEPTH: tl.constexpr = CHANNELS * SIZE * WIDE
     copy = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * M + tl.arange(0, M)  # a position of an image
-    here = m < images * rows * columns
-    image, row, column = m // (rows * columns), m // columns % rows - padding, m % columns - padding
-    x += copy * images * channels * height * width
-    n = tl.arange(0, OUT)
-    depth = channels * KH * KW
-    total = tl.zeros([OUT, M], tl.float32)
-    for start in range(0, depth + BIAS, K):
+    x += copy * images * CHANNELS * HEIGHT * WIDTH
+    weight += copy * SPAN * OUT * DEPTH
+    n = tl.arange(0, N)
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    here = m < images * ROWS * COLUMNS // SPAN
+    place = _places(tl.where(here, m, 0), HEIGHT, WIDTH, CHANNELS, ROWS, COLUMNS // SPAN, SPAN)
+    total = tl.zeros([N, M], tl.float32)
+    for start in range(0, DEPTH, K):
         k = start + tl.arange(0, K)
-        c, i, j = k // (KH * KW), k // KW % KH, k % KW
-        r, q = row[None, :] + i[:, None], column[None, :] + j[:, None]
-        inside = (k[:, None] < depth) & here & (r >= 0) & (r < height) & (q >= 0) & (q < width)
-        at = ((image[None, :] * channels + c[:, None]) * height + r) * width + q
-        pixels = tl.load(x + at, mask=inside, other=0.0)
-        w = tl.load(
-            weight + (copy * out + n[:, None]) * depth + k,
-            mask=(n[:, None] < out) & (k < depth), other=0.0,
-        )  # fmt: skip
-        if BIAS:
-            pixels = tl.where(k[:, None] == depth, 1.0, pixels)
-            b = tl.load(bias + copy * out + n, mask=n < out, other=0.0)
-            w = tl.where(k == depth, b[:, None], w)
+        offset = _offsets(k, HEIGHT, WIDTH, DEPTH, SIZE, WIDE)
+        pixels = tl.load(x + (offset[:, None] + place[None, :]))
+        inside = (n[:, None] < SPAN * OUT) & (k[None, :] < DEPTH)
+        w = tl.load(weight + n[:, None] * DEPTH + k[None, :], mask=inside, other=0.0)
         total = tl.dot(w, pixels, total, input_precision=PRECISION)
-    area = rows * columns
-    at = (copy * images + image[None, :]) * out * area + n[:, None] * area + m % area
-    tl.store(y + at, total, mask=(n[:, None] < out) & here)
+    real = n < SPAN * OUT
+    if BIAS:
+        total += tl.load(bias + copy * OUT + n % OUT, mask=real, other=0.0)[:, None]
+    at = copy * images * OUT * ROWS * COLUMNS + _outputs(m, n, ROWS * COLUMNS, OUT, SPAN)
+    tl.store(y + at, total, mask=real[:, None] & here[None, :])
 
 
 @triton.jit
 def _gradient(
-    x, g, parts,
-    images, channels, height, width, out, rows, columns, padding, per_part,
-    KH: tl.constexpr, KW: tl.constexpr, OUT: tl.constexpr, K: tl.constexpr, M: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x, g, parts, bias, images,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
+    OUT: tl.constexpr, SPAN: tl.constexpr, PER_PART: tl.constexpr, PRECISION: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
+    ROWS: tl.constexpr = HEIGHT - SIZE + 1
+    COLUMNS: tl.constexpr = WIDTH - SIZE + 1
+    WIDE: tl.constexpr = SIZE + SPAN - 1
+    DEPTH: tl.constexpr = CHANNELS * SIZE * WIDE
+    WINDOWS: tl.constexpr = ROWS * COLUMNS // SPAN  # of one image
     copy, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    x += copy * images * CHANNELS * HEIGHT * WIDTH
+    g += copy * images * OUT * ROWS * COLUMNS
+    n = tl.arange(0, N)
+    real = n < SPAN * OUT
     k = tl.program_id(0) * K + tl.arange(0, K)
-    depth = channels * KH * KW
-    c, i, j = k // (KH * KW), k // KW % KH, k % KW
-    n = tl.arange(0, OUT)
-    area = rows * columns
-    x += copy * images * channels * height * width
-    g += copy * images * out * area
-    first = part * per_part * area
-    last = tl.minimum(first + per_part * area, images * area)
-    total = tl.zeros([OUT, K], tl.float32)
-    for start in range(first, last, M):
+    offset = _offsets(k, HEIGHT, WIDTH, DEPTH, SIZE, WIDE)
+    last = tl.minimum((part + 1) * PER_PART, images) * WINDOWS
+    total = tl.zeros([N, K], tl.float32)
+    sums = tl.zeros([N], tl.float32)
+    for start in range(part * PER_PART * WINDOWS, last, M):
         m = start + tl.arange(0, M)
         here = m < last
-        image, row, column = m // area, m // columns % rows - padding, m % columns - padding
-        r, q = row[None, :] + i[:, None], column[None, :] + j[:, None]
-        inside = (k[:, None] < depth) & here & (r >= 0) & (r < height) & (q >= 0) & (q < width)
-        at = ((image[None, :] * channels + c[:, None]) * height + r) * width + q
-        pixels = tl.load(x + at, mask=inside, other=0.0)
-        pixels = tl.where(k[:, None] == depth, 1.0, pixels)
-        at = (image[None, :] * out + n[:, None]) * area + m % area
-        slope = tl.load(g + at, mask=(n[:, None] < out) & here, other=0.0)
+        place = _places(tl.where(here, m, 0), HEIGHT, WIDTH, CHANNELS, ROWS, COLUMNS // SPAN, SPAN)
+        pixels = tl.load(x + (offset[:, None] + place[None, :]))
+        at = _outputs(m, n, ROWS * COLUMNS, OUT, SPAN)
+        slope = tl.load(g + at, mask=real[:, None] & here[None, :], other=0.0)
+        sums += tl.sum(slope, 1)
         total = tl.dot(slope, tl.trans(pixels), total, input_precision=PRECISION)
-    at = ((part * tl.num_programs(1) + copy) * out + n[:, None]) * (depth + 1) + k
-    tl.store(parts + at, total, mask=(n[:, None] < out) & (k < depth + 1))
+    row = (part * tl.num_programs(1) + copy) * SPAN * OUT + n
+    inside = real[:, None] & (k[None, :] < DEPTH)
+    tl.store(parts + row[:, None] * DEPTH + k[None, :], total, mask=inside)
+    tl.store(bias + row, sums, mask=real & (tl.program_id(0) == 0))
 
 
 @triton.jit
-def _pool(x, y, choice, count, height, width, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+def _pool(
+    x, y, choice, count,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    LARGE: tl.constexpr,
+):  # fmt: skip
+    ROWS: tl.constexpr = HEIGHT // SIZE
+    COLUMNS: tl.constexpr = WIDTH // SIZE
+    program = tl.program_id(0)
+    if LARGE:  # 64 bits where they are needed: divisions are what costs here
+        program = program.to(tl.int64)
+    at = program * BLOCK + tl.arange(0, BLOCK)
     here = at < count
-    rows, columns = height // SIZE, width // SIZE
-    plane, row, column = at // (rows * columns), at // columns % rows, at % columns
-    corner = x + (plane * height + row * SIZE) * width + column * SIZE
+    plane, row, column = at // (ROWS * COLUMNS), at // COLUMNS % ROWS, at % COLUMNS
+    corner = x + ((plane * HEIGHT + row * SIZE) * WIDTH + column * SIZE)
     best = tl.load(corner, mask=here, other=0.0)
     which = tl.zeros([BLOCK], tl.int32)
     for i in tl.static_range(SIZE):
         for j in tl.static_range(SIZE):
-            value = tl.load(corner + i * width + j, mask=here, other=0.0)
+            value = tl.load(corner + i * WIDTH + j, mask=here, other=0.0)
             more = (value > best) | (value != value)  # NaN wins, as in torch
             best, which = tl.where(more, value, best), tl.where(more, i * SIZE + j, which)
     tl.store(y + at, best, mask=here)
@@ -107,81 +146,105 @@ def _pool(x, y, choice, count, height, width, SIZE: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def _unpool(g, choice, gx, count, height, width, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+def _unpool(
+    g, choice, gx, count,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    LARGE: tl.constexpr,
+):  # fmt: skip
+    ROWS: tl.constexpr = HEIGHT // SIZE
+    COLUMNS: tl.constexpr = WIDTH // SIZE
+    program = tl.program_id(0)
+    if LARGE:  # 64 bits where they are needed: divisions are what costs here
+        program = program.to(tl.int64)
+    at = program * BLOCK + tl.arange(0, BLOCK)
     here = at < count
-    rows, columns = height // SIZE, width // SIZE
-    plane, r, q = at // (height * width), at // width % height, at % width
-    pooled = here & (r < rows * SIZE) & (q < columns * SIZE)
-    source = (plane * rows + r // SIZE) * columns + q // SIZE
+    plane, row, column = at // (HEIGHT * WIDTH), at // WIDTH % HEIGHT, at % WIDTH
+    pooled = here & (row < ROWS * SIZE) & (column < COLUMNS * SIZE)
+    source = (plane * ROWS + row // SIZE) * COLUMNS + column // SIZE
     which = tl.load(choice + source, mask=pooled, other=255).to(tl.int32)
     value = tl.load(g + source, mask=pooled, other=0.0)
-    mine = which == r % SIZE * SIZE + q % SIZE
+    mine = which == row % SIZE * SIZE + column % SIZE
     tl.store(gx + at, tl.where(mine, value, 0.0), mask=here)
 
 
-def convolve(x_SBCHW: Tensor, weight_SOCKL: Tensor, bias_SO: Tensor | None, padding: int) -> Tensor:
-    """S convolutions of stride 1, each with weights of its own."""
-    copies, images, channels, height, width = x_SBCHW.shape
-    _, out, _, kh, kw = weight_SOCKL.shape
-    rows, columns = height + 2 * padding - kh + 1, width + 2 * padding - kw + 1
-    y = x_SBCHW.new_empty(copies, images, out, rows, columns)
-    grid = (triton.cdiv(images * rows * columns, POSITIONS), copies)
-    _convolve[grid](
-        x_SBCHW.contiguous(), weight_SOCKL.contiguous(), _contiguous(bias_SO, y), y,
-        images, channels, height, width, out, rows, columns, padding,
-        KH=kh, KW=kw, BIAS=int(bias_SO is not None), OUT=_tile(out), K=32, M=POSITIONS,
-        PRECISION=_precision(),
+def convolve(x_SBCHW: Tensor, weight_SOCKK: Tensor, bias_SO: Tensor | None, padding: int) -> Tensor:
+    """S square convolutions of stride 1, each with weights of its own."""
+    x = _padded(x_SBCHW, padding)
+    copies, images, channels, height, width = x.shape
+    out, size = weight_SOCKK.shape[1], weight_SOCKK.shape[-1]
+    y = x.new_empty(copies, images, out, height - size + 1, width - size + 1)
+    span = _span(channels, size, out, y.shape[-1])
+    windows = images * y.shape[-2] * y.shape[-1] // span
+    shifted = [F.pad(weight_SOCKK, (p, span - 1 - p)) for p in range(span)]
+    weight = torch.stack(shifted, dim=1)  # [S, SPAN, O, C, K, K + SPAN - 1]
+    _convolve[(triton.cdiv(windows, FORWARD["M"]), copies)](
+        x, weight, weight if bias_SO is None else bias_SO.contiguous(), y, images,
+        CHANNELS=channels, HEIGHT=height, WIDTH=width, SIZE=size, OUT=out, SPAN=span,
+        BIAS=bias_SO is not None, PRECISION=_precision(), N=_tile(span * out), **FORWARD,
     )  # fmt: skip
     return y
 
 
 def convolve_gradients(
-    x_SBCHW: Tensor, g_SBOHW: Tensor, kernel: tuple[int, int], padding: int
+    x_SBCHW: Tensor, g_SBOHW: Tensor, size: int, padding: int
 ) -> tuple[Tensor, Tensor]:
     """The gradients of weights and bias; parts of the batch are added in fixed order."""
-    copies, images, channels, height, width = x_SBCHW.shape
-    out, rows, columns = g_SBOHW.shape[2:]
-    depth, parts = channels * kernel[0] * kernel[1], triton.cdiv(images, IMAGES)
-    total = x_SBCHW.new_empty(parts, copies, out, depth + 1)
-    tile = min(_tile(depth + 1), COLUMNS)
-    grid = (triton.cdiv(depth + 1, tile), copies, parts)
-    _gradient[grid](
-        x_SBCHW.contiguous(), g_SBOHW.contiguous(), total,
-        images, channels, height, width, out, rows, columns, padding, IMAGES,
-        KH=kernel[0], KW=kernel[1], OUT=_tile(out), K=tile, M=64, PRECISION=_precision(),
+    x, g = _padded(x_SBCHW, padding), g_SBOHW.contiguous()
+    copies, images, channels, height, width = x.shape
+    out, parts = g.shape[2], triton.cdiv(images, IMAGES)
+    span = _span(channels, size, out, g.shape[-1])
+    depth = channels * size * (size + span - 1)
+    weight = x.new_empty(parts, copies, span, out, channels, size, size + span - 1)
+    bias = x.new_empty(parts, copies, span, out)
+    tile = min(_tile(depth), BACKWARD["K"])
+    _gradient[(triton.cdiv(depth, tile), copies, parts)](
+        x, g, weight, bias, images,
+        CHANNELS=channels, HEIGHT=height, WIDTH=width, SIZE=size, OUT=out, SPAN=span,
+        PER_PART=IMAGES, PRECISION=_precision(), N=_tile(span * out), **{**BACKWARD, "K": tile},
     )  # fmt: skip
-    weight, bias = total.sum(0).split([depth, 1], -1)
-    return weight.reshape(copies, out, channels, *kernel), bias.squeeze(-1)
+    shifted = weight.sum(0).unbind(1)
+    unshifted = [t[..., p : p + size] for p, t in enumerate(shifted)]
+    return torch.stack(unshifted).sum(0), bias.sum((0, 2))
+
+
+def _span(channels: int, size: int, out: int, columns: int) -> int:
+    """How many neighbours share a window: the pixels read for an output against padded products."""
+
+    def cost(span: int) -> float:
+        depth = -(-channels * size * (size + span - 1) // 32) * 32
+        return depth / span * (1 + _tile(span * out) / 64)
+
+    return min((span for span in range(1, 9) if columns % span == 0), key=cost)
 
 
 def pool(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The largest of each `size` × `size` square, and which of them it was."""
     x = x.contiguous()
-    height, width = x.shape[-2:]
-    y = x.new_empty(*x.shape[:-2], height // size, width // size)
+    y = x.new_empty(*x.shape[:-2], x.shape[-2] // size, x.shape[-1] // size)
     choice = torch.empty_like(y, dtype=torch.uint8)
-    grid = (triton.cdiv(y.numel(), 1024),)
-    _pool[grid](x, y, choice, y.numel(), height, width, SIZE=size, BLOCK=1024)
+    _pool[(triton.cdiv(y.numel(), BLOCK),)](x, y, choice, y.numel(), **_squares(x, size))
     return y, choice
 
 
 def unpool(g: Tensor, choice: Tensor, size: int, shape: torch.Size) -> Tensor:
     """The gradient of `pool`."""
     gx = g.new_empty(shape)
-    grid = (triton.cdiv(gx.numel(), 1024),)
-    _unpool[grid](
-        g.contiguous(), choice, gx, gx.numel(), shape[-2], shape[-1], SIZE=size, BLOCK=1024
-    )
+    grid = (triton.cdiv(gx.numel(), BLOCK),)
+    _unpool[grid](g.contiguous(), choice, gx, gx.numel(), **_squares(gx, size))
     return gx
+
+
+def _squares(x: Tensor, size: int) -> dict[str, int]:
+    shape = {"HEIGHT": x.shape[-2], "WIDTH": x.shape[-1], "SIZE": size}
+    return {**shape, "BLOCK": BLOCK, "LARGE": x.numel() + BLOCK >= 2**31}
+
+
+def _padded(x: Tensor, padding: int) -> Tensor:
+    return F.pad(x, [padding] * 4) if padding else x.contiguous()
 
 
 def _tile(n: int) -> int:
     return max(16, triton.next_power_of_2(n))
-
-
-def _contiguous(bias: Tensor | None, other: Tensor) -> Tensor:
-    return other if bias is None else bias.contiguous()
 
 
 def _precision() -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+LARGEST = 2**24  # elements of one copy's input: the kernels count places in 32 bits
 HAVE_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -80,7 +81,7 @@ def _is_plain_pooling(
 
 
 def _runs_here(x: Tensor) -> bool:
-    return HAVE_TRITON and x.is_cuda and x.dtype == torch.float32
+    return HAVE_TRITON and x.is_cuda and x.dtype == torch.float32 and x.numel() < LARGEST
 
 
 def _one(value: Any) -> Any:
@@ -127,26 +128,26 @@ class _Pool(torch.autograd.Function):
 class _StackedConvolve(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_SBCHW: Tensor, weight_SOCKL: Tensor, bias_SO: Tensor | None, padding: int
+        ctx: Any, x_SBCHW: Tensor, weight_SOCKK: Tensor, bias_SO: Tensor | None, padding: int
     ) -> Tensor:
         from . import kernels
 
-        ctx.save_for_backward(x_SBCHW, weight_SOCKL)
+        ctx.save_for_backward(x_SBCHW, weight_SOCKK)
         ctx.padding = padding
-        return kernels.convolve(x_SBCHW, weight_SOCKL, bias_SO, padding)
+        return kernels.convolve(x_SBCHW, weight_SOCKK, bias_SO, padding)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         from . import kernels
 
         x, weight = ctx.saved_tensors
-        kernel, gx, gw, gb = tuple(weight.shape[-2:]), None, None, None
+        size, gx, gw, gb = weight.shape[-1], None, None, None
         if ctx.needs_input_grad[0]:
             # Each pixel is reached back through the weights turned round.
             turned = weight.flip(-2, -1).transpose(1, 2)
-            gx = kernels.convolve(g, turned, None, kernel[0] - 1 - ctx.padding)
+            gx = kernels.convolve(g, turned, None, size - 1 - ctx.padding)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            gw, gb = kernels.convolve_gradients(x, g, kernel, ctx.padding)
+            gw, gb = kernels.convolve_gradients(x, g, size, ctx.padding)
         return gx, gw, gb if ctx.needs_input_grad[2] else None, None
 
 
