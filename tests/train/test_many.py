@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import moiety
 from moiety.train import fit_many, seeded, step_seed
+from moiety.train.layers import pool_first
 
 SEEDS = [3, 0, 11]
 TORCH = {
@@ -255,6 +256,18 @@ def test_a_copy_that_diverges_spoils_no_other():
     assert math.isnan(wild.history[1].loss[-1]) and wild.best_step[1] == 0
     for i in (0, 2):
         same(calm.models()[i], wild.models()[i])
+
+
+def test_pooling_before_relu_is_the_same_to_the_bit():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU())
+    turned = pool_first(model)
+    assert isinstance(turned[1], nn.MaxPool2d) and isinstance(model[1], nn.ReLU)
+    x = torch.randn(5, 1, 9, 9).round()  # ties, and zeros
+    for each in (model, turned):
+        each(x).square().sum().backward()
+    assert torch.equal(model(x), turned(x))
+    assert torch.equal(model[0].weight.grad, turned[0].weight.grad)
 
 
 def test_tied_weights_stay_tied():

@@ -24,7 +24,7 @@ from ..routing import Routing
 from .draws import Draws
 from .fit import _device, seeded
 from .graph import Graph, NoDraws, capture
-from .layers import Layers
+from .layers import Layers, pool_first
 from .stacked import Stacked, column
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -95,7 +95,8 @@ class Block:
         self.base = models[0].train()
         self.device = _device(self.base)
         self.params, self.buffers = _stack(models)
-        self.layers = _routed(self.base)
+        self.model = pool_first(self.base)  # what runs, with the stacked parameters
+        self.layers = _routed(self.model)
         self.numbers = {name: t.to(self.device) for name, t in numbers.items()}
         self.rates = rates.to(self.device)
         self.groups: list[Stacked] = []
@@ -219,8 +220,8 @@ class Block:
 
         many = torch.func.vmap(one, (0, 0, None, None))
         total = torch.zeros(len(self.seeds), dtype=torch.float64, device=self.device)
-        modes = {part: part.training for part in self.base.modules()}
-        self.base.eval()
+        modes = {part: part.training for part in self.model.modules()}
+        self.model.eval()
         for x, y in zip(*(t.to(self.device).split(256) for t in data.tensors)):
             with _explained(self.base):
                 total += many(self.params, self.buffers, x, y) * len(y)
@@ -229,7 +230,7 @@ class Block:
         return (total / len(data)).tolist()
 
     def _call(self, params: Any, buffers: Any, x: Tensor) -> Tensor:
-        return torch.func.functional_call(self.base, (params, buffers), (x,))
+        return torch.func.functional_call(self.model, (params, buffers), (x,))
 
 
 # -- the routers' part ----------------------------------------------------------------------------

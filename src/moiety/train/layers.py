@@ -8,11 +8,12 @@ leaves all else to vmap.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -47,6 +48,20 @@ class Layers(TorchFunctionMode):
 
     def pool(self, input: Tensor, kernel_size: Any, *_: Any, **__: Any) -> Tensor:
         return _Pool.apply(input, _one(kernel_size))
+
+
+def pool_first(model: nn.Module) -> nn.Module:
+    """A copy in which max pooling comes before the ReLU it followed, on a quarter of the numbers.
+
+    Values and gradients are the same to the bit: ReLU keeps the order, and has no slope at 0.
+    """
+    model = copy.deepcopy(model)
+    for part in model.modules():
+        if type(part) is nn.Sequential:
+            for i in range(len(part) - 1):
+                if type(part[i]) is nn.ReLU and type(part[i + 1]) is nn.MaxPool2d:
+                    part[i], part[i + 1] = part[i + 1], part[i]
+    return model
 
 
 def _is_plain_convolution(
