@@ -103,6 +103,16 @@ def test_verdicts_come_first_and_say_what_was_found():
         assert text in html, text
 
 
+def test_notes_stand_by_themselves_and_leaks_are_marked():
+    html = study_page(studied.result())
+    (notes,) = re.findall(r'<ul class="findings known">.*?</ul>', html, re.S)
+    leak, image, plain = re.findall(r"<li.*?</li>", notes, re.S)
+    assert leak.startswith("<li><strong>Suspected leak</strong> id gives digit away: the rows")
+    assert '<li class="minor"><strong>Image</strong> 1,797 examples' in image
+    assert plain == '<li class="minor">Every image is centred.</li>'
+    assert 'id="notes"' not in study_page(studied.result(notes=[]))
+
+
 def test_arms_have_intervals_and_are_sorted_by_buttons():
     html = study_page(studied.result())
     (table,) = re.findall(r'<table class="results sortable">.*?</table>', html, re.S)

@@ -121,7 +121,7 @@ def test_a_table_with_two_targets_and_a_leak(moiety, table, tmp_path):
     code, out, _ = moiety("compare", "routers", "--data", table, *TWO, *words)
     result, flat = check(code, out, tmp_path / "out")
     assert "Suspected leak: status gives single away" in flat
-    assert "status" in result["question"]  # and so it is on the page
+    assert any("Suspected leak: status" in note for note in result["notes"])
     assert {"accuracy of income", "accuracy of single", "macro_f1"} <= set(result["metrics"])
 
 

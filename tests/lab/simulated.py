@@ -16,6 +16,7 @@ def make_study(claims=CLAIMS, name="paper/digits", **changes):
         "name": name,
         "title": "Digits",
         "question": "Which?",
+        "notes": ("table: 10 rows",),
         "run": dict,
         "arms": {"a": {"k": 1}, "b": {"k": 2}, "c": {"k": 3}},
         "metrics": {"accuracy": Metric("Accuracy", format=".1%"), "loss": Metric("Loss", "lower")},

@@ -303,8 +303,10 @@ def test_other_data_or_settings_make_other_trials(compared):
     assert changed.settings["data"] != one["data"]
 
 
-def test_what_is_known_of_the_data_is_part_of_the_question(compared):
-    said = compared("image").study().question
+def test_what_is_known_of_data_and_training_is_among_the_notes(compared):
+    study = compared("image").study()
+    assert study.question.endswith(" best?")
+    said = "\n".join(study.notes)
     assert "made up" in said and "learning rate 0.003" in said and "vit-tiny" in said
 
 

@@ -52,6 +52,7 @@ def test_a_result_from_a_store_on_disk(tmp_path):
     about = {"scale": "small", "plan": PLAN, "looks": [], "command": "moiety study run"}
     result = summarise(study, store, trials, **about)
     check_result(json.loads(json.dumps(result)))
+    assert result["notes"] == ["table: 10 rows"]
     assert result["planned"] == {"seeds": 5, "from": "pilot"} and result["seeds"] == 3
     assert result["budget"] == {"seconds": 600} and result["versions"] == {"torch": "2.0, 2.1, 2.2"}
     first = arm(result, "a")

@@ -58,6 +58,7 @@ def summarise(
         "study": study.name,
         "title": study.title,
         "question": study.question,
+        "notes": list(study.notes),
         "paper": study.paper,
         "scale": scale,
         "command": command,

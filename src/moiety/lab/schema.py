@@ -179,6 +179,7 @@ RESULT = {
     "study": text,
     "title": text,
     "question": text,
+    "notes": [text],
     "paper": text,
     "scale": text,
     "command": text,

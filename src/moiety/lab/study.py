@@ -122,6 +122,7 @@ class Study:
     varies: Sequence[str] = ()  # what a seed decides
     paper: str = ""  # its claims are corrected together; "" is a study of our own
     deviations: Sequence[str] = ()  # from the paper
+    notes: Sequence[str] = ()  # on data and training, "what: text"; the page marks leaks
     speed: Callable[[Settings, torch.device], Speed] | None = None  # needed for a time budget
     search: Any = None  # a `tuning.Search`, or none
     threads: int = 1  # of a trial on a CPU; fixed, so that every executor gives the same bits

@@ -27,6 +27,7 @@ from .words import (
 )
 
 Result = Mapping[str, Any]
+LABEL = 24  # letters of what a note is about
 SIGNS = {"holds": "✓", "reversed": "↓", "negligible": "≈", "undecided": "?"}
 SECTIONS: list[tuple[str, str, Callable[[Any], list[Figure]]]] = [
     ("effects", "Effects", figures.forest),
@@ -43,14 +44,10 @@ def study_page(result: Result) -> str:
     result = _finite(result)
     plotly, script = plotly_script(), (TEMPLATES / "study.js").read_text(encoding="utf-8")
     sections, specs = _number({name: make(result) for name, _, make in SECTIONS})
-    # A question may be followed by what one has to know of the data.
-    asked, mark, told = result["question"].partition("? ")
     return render(
         "study.html",
         title=result["title"],
         result=result,
-        asked=f"{asked}{mark}".strip(),
-        told=told,
         facts=_facts(result),
         verdicts=[_verdict(result, claim) for claim in result["claims"]],
         tally=_tally(result["claims"]),
@@ -58,6 +55,7 @@ def study_page(result: Result) -> str:
         better=_better(list(result["metrics"].values())),
         rows_of_arms=[_row(result, arm) for arm in result["arms"]],
         failures=[[f["arm"], str(f["seed"]), f["error"]] for f in result["failures"]],
+        notes=_notes(result["notes"]),
         looks=_looks(result["looks"]),
         sections=sections,
         titles={name: title for name, title, _ in SECTIONS},
@@ -214,6 +212,17 @@ def _row(result: Result, arm: Mapping[str, Any]) -> list[Cell]:
 
 
 # -- the rest --------------------------------------------------------------------------------------
+
+
+def _notes(notes: Sequence[str]) -> list[dict[str, Any]]:
+    """What each note is about, in front of its colon, its text, and whether it tells of a leak."""
+    found = []
+    for note in notes:
+        about, colon, text = note.partition(": ")
+        about, text = (about, text) if colon and len(about) <= LABEL else ("", note)
+        about = about[:1].upper() + about[1:]
+        found.append({"about": about, "text": text, "leak": about == "Suspected leak"})
+    return found
 
 
 def _unseen(result: Result) -> int:

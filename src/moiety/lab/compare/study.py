@@ -73,7 +73,6 @@ class Comparison:
         asked, problem, names = self.asked, self.problem, [t.name for t in self.problem.targets]
         slug = re.sub(r"[^a-z0-9]+", "-", problem.name.lower()).strip("-") or "data"
         start = "new head and routers" if self.maker.upcycled else "first weights"
-        question = f"Which router predicts {' and '.join(names)} of {problem.name} best"
         search = None
         if asked.tune:
             lr = self.settings["lr"]
@@ -85,7 +84,8 @@ class Comparison:
         return Study(
             name=f"compare/{slug}",
             title=f"Routers on {problem.name}",
-            question=f"{question}? " + " ".join(f"{text.rstrip('.')}." for text in self.notes),
+            question=f"Which router predicts {' and '.join(names)} of {problem.name} best?",
+            notes=self.notes,
             arms=self.arms,
             metrics=self.task.metrics(),
             scales={
