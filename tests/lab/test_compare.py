@@ -20,6 +20,7 @@ from moiety.lab.compare.measure import flops, typical
 from moiety.lab.compare.models import find_maker
 from moiety.lab.compare.study import Comparison
 from moiety.lab.compare.task import Task, macro_f1, r_squared
+from moiety.lab.executors.base import fixed_threads
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Running
 
@@ -137,8 +138,14 @@ t.run(c, "perturbed-cosine", {folder!r}, examples=960)
 """
 
 
+@pytest.fixture
+def _one_thread():
+    with fixed_threads(1):  # as in the process that is killed: sums depend on it
+        yield
+
+
+@pytest.mark.usefixtures("_one_thread")
 def test_a_killed_trial_ends_in_the_same_bits(compared, tmp_path):
-    torch.set_num_threads(1)
     comparison = compared("image", batch=16)
     arm, count = "perturbed-cosine", 960
     whole, one, _ = run(comparison, arm, tmp_path / "whole", examples=count)
