@@ -4,7 +4,8 @@ import copy
 import math
 from dataclasses import asdict
 
-from moiety.lab.claims import equivalent, greater, judge, would_change
+from moiety.lab.claims import equivalent, greater
+from moiety.lab.judging import judge, would_change
 from moiety.lab.result import _summary
 from moiety.lab.statistics import paired
 

@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from moiety.lab.claims import Claim, equivalent, greater, judge, would_change
+from moiety.lab.claims import Claim, equivalent, greater
+from moiety.lab.judging import judge, would_change
 
 WORDS = {"metric": "accuracy", "quote": "better", "reason": "matters", "tier": "exact"}
 NOISE = np.array([-1.0, 1.0, -0.5, 0.5, 0.0, 0.3]) * 1e-3

@@ -12,6 +12,8 @@ from rich.console import Console
 
 from moiety import io
 from moiety.lab.driver import command_line, run_study
+from moiety.lab.ledger import ledger, result_path
+from moiety.lab.loading import load_study
 from moiety.lab.store import Store
 
 TOY = Path(__file__).parent / "toy.py"
@@ -216,7 +218,16 @@ def test_without_plotly_the_run_ends_and_says_what_to_install(lab, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert lab.run(seeds=2)["seeds"] == 2
     assert (lab.out / "report.html").exists()
+    assert "It is written without plots, because plotly is missing" in lab.printed
     assert "pip install 'moiety[lab]'" in lab.printed and f"moiety report {lab.out}" in lab.printed
+
+
+def test_a_page_that_fails_does_not_take_the_result_with_it(lab, monkeypatch):
+    monkeypatch.setattr("moiety.lab.driver.study_page", lambda result: {}["arms"])
+    result = lab.run(seeds=2)
+    assert io.read_json(lab.out / "result.json") == result
+    said = f"its page failed (KeyError: 'arms'); to make it: moiety report {lab.out}"
+    assert said in lab.printed and "The page:" not in lab.printed
 
 
 # -- blocks and search -----------------------------------------------------------------------------
@@ -274,8 +285,29 @@ def test_an_arm_without_settings_left_does_not_stop_the_others(searching):
     rule = 'rule=lambda record: "wide" if record["arm"] == "wide" else None'
     searching.change('metric="validation")', f'metric="validation", {rule})')
     result = searching.run(seeds=2)
-    assert [arm["name"] for arm in result["arms"]] == ["narrow"]
-    assert result["tuning"]["arms"]["wide"]["chosen"] is None
+    assert [(arm["name"], arm["finished"]) for arm in result["arms"]] == [
+        ("narrow", 2), ("wide", 0),
+    ]  # fmt: skip
+    why = "o setting of wide is left of 3 (3 × wide): search a wider space, or more trials."
+    assert result["tuning"]["arms"]["wide"]["failure"] == f"n{why}"
+    assert f"wide is not measured: n{why}" in searching.printed
+    (claim,) = result["claims"]
+    assert claim["verdict"]["word"] == "undecided" and claim["would_change"] == f"N{why}"
+    (row,) = ledger_of(searching, result)
+    assert row.word == "undecided" and row.would_change == f"N{why}"
+
+
+def ledger_of(lab, result):
+    """The ledger of the study alone."""
+    study = load_study(str(lab.file))
+    io.write_json(result_path(lab.out, study.name), result)
+    return ledger(lab.out, {study.name: study})
+
+
+def test_a_search_that_leaves_no_arm_is_one_sentence(searching):
+    searching.change('metric="validation")', 'metric="validation", rule=lambda record: "no")')
+    with pytest.raises(ValueError, match=r"no setting of narrow is left .* no setting of wide"):
+        searching.run(seeds=2)
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from moiety import io
 from moiety.lab.executors import InProcess, Job, Processes, local, run_job
 from moiety.lab.store import Store, Trial
 
@@ -183,6 +184,26 @@ def test_a_block_is_one_call_and_shares_its_time_and_its_errors(tmp_path):
             assert len({outcome.duration for outcome in outcomes}) == 1
         else:
             assert all("2 results for 3 trials" in outcome.traceback for outcome in outcomes)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_one_checkpoint_of_a_block_keeps_the_curves_of_all(tmp_path, saved):
+    file = tmp_path / "blocks.py"
+    file.write_text(BLOCKS)
+    trials, store = [Trial("tests/blocks", "a", seed, {}) for seed in range(3)], Store(tmp_path)
+    for trial in trials:
+        store.curve(trial).append(1, loss=0.5)
+    if saved:
+        store.checkpoint(trials[0]).save({"step": 1})
+    list(InProcess().run([Job(str(file), trials, "cpu", 1)], store, print))
+    assert [len(store.curve(trial).rows()) for trial in trials] == [int(saved)] * 3
+
+
+def test_a_curve_that_is_damaged_is_the_failure_of_its_trial(job, tmp_path):
+    damaged, store = job("draws"), Store(tmp_path)
+    io.write_atomic(store.curve(damaged.trials[0]).path, "{]\n")
+    (outcome,) = ended(InProcess(), [damaged], tmp_path).values()
+    assert "is damaged" in outcome.traceback.splitlines()[-1]
 
 
 def test_a_driver_waits_for_the_workers_of_one_that_was_killed(tmp_path):

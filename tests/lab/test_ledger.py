@@ -7,7 +7,8 @@ import pytest
 from simulated import CLAIMS, WORDS, make_result, make_study
 
 from moiety.io import read_json, write_json
-from moiety.lab.claims import equivalent, greater, judge
+from moiety.lab.claims import equivalent, greater
+from moiety.lab.judging import judge
 from moiety.lab.ledger import ledger, ledger_markdown, result_path
 from moiety.lab.schema import check_result
 from moiety.lab.study import Metric, Scale
@@ -124,10 +125,12 @@ def test_a_study_that_was_changed_afterwards_has_no_verdict(tmp_path, change, no
 
 def test_settings_that_a_search_chose_may_differ_from_the_file(tmp_path):
     result = commit(tmp_path, make_study())
-    result["tuning"] = {"space": {"k": "1 to 9"}}
+    result["tuning"] = {"space": {"k (a)": "1 to 9"}, "arms": {"a": {"space": {"k": "1 to 9"}}}}
     write_json(result_path(tmp_path, "paper/digits"), result)
     changed = make_study(arms={"a": {"k": 8}, "b": {"k": 2}, "c": {"k": 3}})
     assert rows_of(tmp_path, changed)[0].word == "holds"
+    changed = make_study(arms={"a": {"k": 1}, "b": {"k": 9}, "c": {"k": 3}})
+    assert rows_of(tmp_path, changed)[0].word == "measured with another setting of b"
 
 
 def test_two_claims_on_the_same_arms_are_told_apart(tmp_path):

@@ -8,6 +8,7 @@ from toy import study as toy
 
 from moiety.lab import plan as planning
 from moiety.lab.claims import greater
+from moiety.lab.executors import Job, Processes
 from moiety.lab.plan import (
     SAFETY,
     check_pilot,
@@ -52,9 +53,22 @@ class Calls:
         return SPEEDS[settings["width"]]
 
 
+class Known(Processes):
+    """Asks the study in hand for its speed, which lies in no file."""
+
+    def __init__(self, study, workers):
+        super().__init__(workers)
+        self.study = study
+
+    def speeds(self, job, arms):
+        return [self.study.speed(settings, job.device) for settings in arms]
+
+
 def budgeted(study, plan=None, arms=ARMS, **words):
     plan = {"seeds": 5} if plan is None else plan
-    words = {"seconds": 100.0, "equal": None, "device": "cpu", "workers": 1, **words}
+    executor = Known(study, words.pop("workers", 1))
+    job = Job("known", [], words.pop("device", "cpu"), study.threads)
+    words = {"seconds": 100.0, "equal": None, "executor": executor, "job": job, **words}
     fix_budget(plan, study, arms, **words)
     return plan
 

@@ -256,6 +256,7 @@ def test_a_block_is_one_job_and_loses_what_a_dead_worker_said(tmp_path):
     job = Job(str(tmp_path / "block.py"), trials, "cpu", 1)
     store, truth, here = Store(tmp_path / "ray"), Store(tmp_path / "truth"), worker()
     store.curve(trials[1]).append(1, where=0.0)  # of a worker that died
+    store.curve(trials[1]).append(2, where=0.0)
     task = on_ray._Task(job)
     task.begin(here, store)
     messages, _ = here.say(*on_ray._packed(job, store))
@@ -265,6 +266,28 @@ def test_a_block_is_one_job_and_loses_what_a_dead_worker_said(tmp_path):
     assert [outcome.traceback for outcome in outcomes] == [None] * 3
     assert [(o.trial, o.metrics) for o in outcomes] == [(o.trial, o.metrics) for o in expected]
     assert found(store) == found(truth)
+
+
+def test_one_checkpoint_of_a_block_keeps_the_curves_of_all(tmp_path):
+    (tmp_path / "block.py").write_text(BLOCK)
+    trials = [Trial("tests/block", "only", seed, {}) for seed in range(3)]
+    store, here = Store(tmp_path / "ray"), worker()
+    store.checkpoint(trials[0]).save({"step": 1})
+    job, text = on_ray._packed(Job(str(tmp_path / "block.py"), trials, "cpu", 1), store)
+    messages, _ = here.say(job, text)
+    while messages[-1][0] != "end":
+        messages += here.say()[0]
+    assert "rewind" not in [what for what, _, _ in messages]
+
+
+def test_a_node_measures_the_speed_of_a_study_that_travelled(tmp_path):
+    text = BLOCK.replace('arms={"only": {}},', 'arms={"only": {}}, speed=speed,').replace(
+        "study =",
+        "from moiety.lab.study import Speed\nspeed = lambda s, d: Speed(s['x'], 1.0)\nstudy =",
+    )
+    job = Job(str(tmp_path / "not-here.py"), [], "cpu", 1)
+    speeds = worker().speeds(job, text, [{"x": 1.0}, {"x": 2.0}])
+    assert [speed.seconds for speed in speeds] == [1.0, 2.0]
 
 
 def test_a_node_with_another_version_is_refused():

@@ -343,9 +343,10 @@ def test_a_study_ends_with_the_arms_that_a_search_left(tmp_path):
         out=tmp_path / "out",
         console=Console(quiet=True),
     )
-    (arm,) = result["arms"]
+    lost, arm = result["arms"]
     best = max(values[0] for values in _validated(Store(tmp_path / "out"), "b"))
     assert (arm["name"], arm["settings"]["lr"]) == ("b", best)
+    assert (lost["name"], lost["finished"], lost["failed"]) == ("a", 0, 0)
     assert result["tuning"]["arms"]["a"]["failure"].startswith("no setting of a is left of 3")
 
 

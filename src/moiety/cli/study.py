@@ -59,14 +59,13 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run only.")] = False,
 ) -> None:
     """Run a study to its verdicts and page, or continue it where it was stopped."""
-    from ..lab.driver import open_run, run_study
+    from ..lab.driver import choose_executor, open_run, run_study
     from ..lab.plan import parse_time
-    from ..train import find_device
 
     console, arms = Console(), arm or None
-    find_device(device)
     if dry_run:
-        planned = open_run(study, scale=scale, out=out, device=device, workers=workers, arms=arms)
+        executor = choose_executor(workers, ray, device)
+        planned = open_run(study, scale=scale, out=out, device=device, arms=arms, executor=executor)
         seconds = None if budget is None else parse_time(budget)
         planned.draft_plan(seeds, pilot, seconds, equal)
         show_plan(console, planned)

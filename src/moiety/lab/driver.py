@@ -54,11 +54,15 @@ def run_study(
     asked: dict[str, Any] = {"seeds": seeds, "device": device, "workers": workers, "ray": ray}
     asked |= {"equal": equal, "budget": budget, "arm": list(arms or ()), "pilot": pilot}
     run = open_run(
-        reference, scale=scale, out=out, device=device, workers=workers, arms=arms, console=console
+        reference,
+        scale=scale,
+        out=out,
+        device=device,
+        arms=arms,
+        console=console,
+        executor=choose_executor(workers, ray, device),
     )
-    find_device(device)
     seconds = None if budget is None else parse_time(budget)
-    run.executor = choose_executor(workers, ray)
     run.command = command or command_line(reference, scale, run.folder, asked)
     with io.lease(run.folder, wait=wait):
         wait_for_workers(run.folder)
@@ -66,11 +70,11 @@ def run_study(
             run.draft_plan(seeds, pilot, seconds, equal)
             run.begin()
             result = run.to_the_end(pilot)
+            write_page(run, result)
         except KeyboardInterrupt:
             done = len(run.store.finished())
             run.say(f"Stopped; {done} trials are done and kept. To continue: {run.command}")
             raise
-        write_page(run, result)
         tell_failures(run, result)
     return result
 
@@ -81,9 +85,9 @@ def open_run(
     scale: str = "small",
     out: str | Path | None = None,
     device: str = "cpu",
-    workers: int = 1,
     arms: Sequence[str] | None = None,
     console: Console | None = None,
+    executor: Executor | None = None,
 ) -> Run:
     """A run as it stands in its folder; nothing is written."""
     study = load_study(reference)
@@ -95,8 +99,8 @@ def open_run(
         folder=default_folder(study.name, scale) if out is None else Path(out),
         device=device,
         arms=choose_arms(study, arms),
-        workers=workers,
         console=console or Console(),
+        executor=executor or InProcess(),
     )
     run.check_folder()
     return run
@@ -117,14 +121,15 @@ def choose_arms(study: Study, names: Sequence[str] | None) -> list[str]:
     return [arm for arm in study.arms if not names or arm in names]
 
 
-def choose_executor(workers: int, ray: str | None) -> Executor:
+def choose_executor(workers: int, ray: str | None, device: str) -> Executor:
     """In this process for one worker, else in several; on a cluster where there is an address."""
     if workers < 1:
         raise ValueError(f"there must be at least one worker, not {workers}")
     if ray is not None:
         from .executors.ray import RayExecutor
 
-        return RayExecutor(ray)
+        return RayExecutor(ray)  # whose nodes need the device, and we do not
+    find_device(device)
     return InProcess() if workers == 1 else Processes(workers)
 
 
@@ -146,12 +151,18 @@ def write_page(run: Run, result: Mapping[str, Any]) -> None:
     """Write report.html, where all trials have ended."""
     if "schema" not in result:
         return
-    path = io.write_atomic(run.folder / "report.html", study_page(result))
+    again = f"moiety report {shlex.quote(str(run.folder))}"
+    try:
+        path = io.write_atomic(run.folder / "report.html", study_page(result))
+    except Exception as error:  # the trials are done and their result is written: they count
+        said = f"{type(error).__name__}: {error}"
+        run.say(f"The result is written, but its page failed ({said}); to make it: {again}")
+        return
     run.say(f"The page: {path}")
     if importlib.util.find_spec("plotly") is None:
         run.say(
-            "It has no plots, because plotly is missing: pip install 'moiety[lab]', then "
-            f"moiety report {shlex.quote(str(run.folder))}"
+            "It is written without plots, because plotly is missing: pip install 'moiety[lab]', "
+            f"then {again}"
         )
 
 

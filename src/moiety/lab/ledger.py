@@ -18,11 +18,13 @@ from typing import Any
 
 from .. import io
 from ..report.words import difference, difference_interval, sentence
-from .claims import Claim, judge, would_change
+from .claims import Claim
+from .judging import judge, would_change
 from .loading import list_studies, load_study
 from .result import NOT_THE_ARM
 from .schema import check_result
 from .study import Study
+from .tuning import without_settings
 
 NOT_RUN = "not run"
 COMMAND = "moiety study claims --out docs/claims.md"
@@ -128,10 +130,11 @@ def _changed_around(claim: Claim, study: Study, result: Mapping[str, Any]) -> li
     scale = study.scales.get(result["scale"])
     if scale is None:
         return [*changed, "scale"]
-    # A search overwrites what it varies.
-    free = {*NOT_THE_ARM, *(result["tuning"] or {}).get("space", {})}
+    searched = (result["tuning"] or {}).get("arms", {})
     for arm in result["arms"]:
         if arm["name"] in (claim.a, claim.b):
+            # A search overwrites what it varies.
+            free = {*NOT_THE_ARM, *searched.get(arm["name"], {}).get("space", {})}
             now = json.loads(json.dumps({**scale.settings, **study.arms[arm["name"]]}))
             fixed = {name: value for name, value in now.items() if name not in free}
             if any(arm["settings"].get(name) != value for name, value in fixed.items()):
@@ -151,7 +154,8 @@ def _judged(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         if row.measured:
             verdict = next(said)
-            change = would_change(row.measured, verdict, form=row.form, claims=len(rows))
+            lost = without_settings((row.result or {}).get("tuning"))
+            change = would_change(row.measured, verdict, form=row.form, claims=len(rows), lost=lost)
             row = Row(**{**vars(row), "verdict": verdict, "would_change": change})
         judged.append(row)
     return judged

@@ -21,7 +21,6 @@ from typing import Any
 from .study import Study
 
 BUILT_IN = Path(__file__).parent.parent / "studies"
-NAME = re.compile(r"[a-z0-9_-]+/[a-z0-9_-]+")
 
 
 def load_study(reference: str) -> Study:

@@ -12,15 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from .executors.base import fixed_threads, seeded_all
-from .statistics import paired, seeds_needed
+from .executors.base import Executor, Job
 from .study import Settings, Speed, Study
 
 EQUAL = ("flops", "examples", "time")
@@ -81,6 +77,8 @@ def check_pilot(study: Study, looks: Sequence[Any], pilot: int, seeds: int | Non
 
 def seeds_from_pilot(study: Study, records: Sequence[Mapping[str, Any]], pilot: int) -> Plan:
     """How many seeds decide every claim, from the spread over the seeds of a pilot."""
+    from .statistics import paired, seeds_needed  # scipy, which most runs need only at their end
+
     needed: list[dict[str, Any]] = []
     for claim in study.claims:
         values = [
@@ -111,13 +109,14 @@ def fix_budget(
     *,
     seconds: float | None,
     equal: str | None,
-    device: str,
-    workers: int,
+    executor: Executor,
+    job: Job,
     tune: int = 0,
 ) -> None:
     """Settle the examples of each arm: from what is stored, or by calibrating once.
 
-    tune: how many trials per arm a search adds.
+    executor: on whose machine the speed is measured, for jobs like `job`. tune: how many trials
+    per arm a search adds.
     """
     if equal not in (*EQUAL, None):
         raise ValueError(f"arms are made equal in {', '.join(EQUAL)}, not {equal!r}")
@@ -128,15 +127,15 @@ def fix_budget(
         raise ValueError(f"study {study.name!r} has no `speed`, which a time budget needs")
     if budget is None:
         assert seconds is not None
-        budget = {"seconds": seconds, "equal": equal or "flops", "device": device, "arms": {}}
+        budget = {"seconds": seconds, "equal": equal or "flops", "device": job.device, "arms": {}}
         plan["budget"] = budget
-        _measure(budget, study, arms)
-        together = _together(study, device, workers, plan["seeds"] + tune, len(arms))
-        share = seconds * SAFETY * together / (plan["seeds"] + tune)
-        budget.update(workers=workers, per_trial=_per_trial(budget, share))
+        _measure(budget, arms, executor, job)
+        lanes, each = executor.lanes(job), plan["seeds"] + tune
+        share = seconds * SAFETY * _together(study, lanes, each, len(arms)) / each
+        budget.update(lanes=lanes, per_trial=_per_trial(budget, share))
     else:
-        _check_same(budget, seconds, equal, device)
-        _measure(budget, study, arms)
+        _check_same(budget, seconds, equal, job.device)
+        _measure(budget, arms, executor, job)
     for arm, speed in budget["arms"].items():
         speed["examples"] = _examples(budget, speed, arm)
 
@@ -147,32 +146,32 @@ def estimate(budget: Mapping[str, Any], arm: str) -> float:
     return speed["start"] + speed["examples"] * speed["seconds"]
 
 
-def _together(study: Study, device: str, workers: int, seeds: int, arms: int) -> float:
-    """How many trials really run at once: cores and whole rounds allow no more."""
-    if torch.device(device).type != "cpu":
-        return 1.0  # the workers of one GPU share it
+def _together(study: Study, lanes: int, seeds: int, arms: int) -> float:
+    """How many jobs run at once on average: in the last round some lanes are empty."""
     jobs = arms * math.ceil(seeds / (study.block if study.run_block else 1))
-    lanes = max(1, min(workers, (os.cpu_count() or 1) // study.threads))
     return jobs / math.ceil(jobs / lanes)
 
 
-def _measure(budget: dict[str, Any], study: Study, arms: Mapping[str, Settings]) -> None:
+def _measure(
+    budget: dict[str, Any], arms: Mapping[str, Settings], executor: Executor, job: Job
+) -> None:
     """Measure the speed of the arms that are new or changed."""
-    assert study.speed is not None
-    device = torch.device(budget["device"])
-    for arm, settings in arms.items():
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-        if budget["arms"].get(arm, {}).get("settings") == digest:
-            continue
-        with fixed_threads(study.threads), seeded_all(0, device):
-            speed = study.speed(settings, device)
+    digests = {arm: _digest(settings) for arm, settings in arms.items()}
+    new = [a for a in arms if budget["arms"].get(a, {}).get("settings") != digests[a]]
+    if not new:
+        return
+    for arm, speed in zip(new, executor.speeds(job, [arms[arm] for arm in new])):
         _check_speed(arm, speed, budget["equal"])
         budget["arms"][arm] = {
             "seconds": speed.seconds,
             "flops": speed.flops,
             "start": speed.start,
-            "settings": digest,
+            "settings": digests[arm],
         }
+
+
+def _digest(settings: Settings) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _check_speed(arm: str, speed: Speed, equal: str) -> None:

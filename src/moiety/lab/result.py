@@ -21,13 +21,14 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import torch
 
-from .claims import Claim, judge, would_change
+from .claims import Claim
+from .judging import judge, would_change
 from .schema import SCHEMA, check_result
 from .statistics import paired, t_interval
 from .store import Store, Trial
 from .study import Metric, Study
+from .tuning import without_settings
 
 POINTS = 200  # of a curve, at most
 NOT_THE_ARM = ("stage", "scale", "device", "examples")  # settings that the driver adds
@@ -48,10 +49,11 @@ def summarise(
 ) -> dict[str, Any]:
     """Put together the result of the main trials of a study, all of which have ended."""
     done, failed = _ended(store, trials)
-    seeds = len({trial.seed for trial in trials})
+    seeds, versions = len({trial.seed for trial in trials}), _versions(done | failed)
     look, taken = next_look(looks, seeds, trials_sha256(done | failed))
     arms = {arm: [t for t in trials if t.arm == arm] for arm in study.arms}
-    arms = {arm: mine for arm, mine in arms.items() if mine}
+    lost = without_settings(tuning)
+    arms = {arm: mine for arm, mine in arms.items() if mine or arm in lost}
     records = {arm: [done[t.key] for t in mine if t.key in done] for arm, mine in arms.items()}
     result = {
         "schema": SCHEMA,
@@ -63,8 +65,8 @@ def summarise(
         "scale": scale,
         "command": command,
         "when": _now(),
-        "machine": _machine(device, study.threads),
-        "versions": _versions(done | failed),
+        "machine": _machine(device, study.threads, versions.pop("gpu", None)),
+        "versions": versions,
         "seeds": seeds,
         "planned": {"seeds": plan["seeds"], "from": plan["from"]},
         "varies": list(study.varies),
@@ -74,8 +76,8 @@ def summarise(
         "trials_sha256": trials_sha256(done | failed),
         "main": study.main,
         "metrics": {name: asdict(metric) for name, metric in study.metrics.items()},
-        "arms": [_arm(study, mine, records[arm]) for arm, mine in arms.items()],
-        "claims": _claims(study, records, failed, look),
+        "arms": [_arm(study, arm, mine, records[arm], scale) for arm, mine in arms.items()],
+        "claims": _claims(study, records, failed, look, lost),
         "failures": [_failure(record) for record in failed.values()],
         "tuning": dict(tuning) if tuning else None,
         "curves": _curves({arm: _rows(store, mine, done) for arm, mine in arms.items()}),
@@ -132,9 +134,9 @@ def _ended(store: Store, trials: Sequence[Trial]) -> tuple[dict[str, Record], di
     return {k: done[k] for k in keys if k in done}, {k: failed[k] for k in keys if k in failed}
 
 
-def _machine(device: str, threads: int) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-    return {"device": name, "cores": os.cpu_count() or 1, "threads": threads}
+def _machine(device: str, threads: int, gpu: str | None) -> dict[str, Any]:
+    """Where the trials ran; the GPU as they name it, since the driver of a cluster has none."""
+    return {"device": gpu or device, "cores": os.cpu_count() or 1, "threads": threads}
 
 
 def _versions(records: Mapping[str, Record]) -> dict[str, str]:
@@ -146,10 +148,13 @@ def _versions(records: Mapping[str, Record]) -> dict[str, str]:
     return {name: ", ".join(sorted(all_)) for name, all_ in found.items()}
 
 
-def _arm(study: Study, trials: Sequence[Trial], records: Sequence[Record]) -> dict[str, Any]:
-    settings = trials[0].settings
+def _arm(
+    study: Study, arm: str, trials: Sequence[Trial], records: Sequence[Record], scale: str
+) -> dict[str, Any]:
+    """What was found of an arm; it has no trials where a search left it without settings."""
+    settings = trials[0].settings if trials else {**study.scale(scale).settings, **study.arms[arm]}
     return {
-        "name": trials[0].arm,
+        "name": arm,
         "settings": {name: value for name, value in settings.items() if name not in NOT_THE_ARM},
         "metrics": {name: _summary(_values(records, name)) for name in study.metrics},
         "examples": settings.get("examples"),
@@ -189,16 +194,20 @@ def _most(records: Sequence[Record], name: str) -> float | None:
 
 
 def _claims(
-    study: Study, records: Mapping[str, Sequence[Record]], failed: Mapping[str, Record], look: int
+    study: Study,
+    records: Mapping[str, Sequence[Record]],
+    failed: Mapping[str, Record],
+    look: int,
+    lost: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """The claims on arms that were run, with their verdicts, corrected over this study."""
+    """The claims on arms of the plan, with their verdicts, corrected over this study."""
     claims = [claim for claim in study.claims if {claim.a, claim.b} <= records.keys()]
     rows = [_evidence(claim, study.metrics[claim.metric], records, failed) for claim in claims]
     rows = [{**row, "look": look} for row in rows]
     for row, verdict in zip(rows, judge(rows)):
         form = study.metrics[row["metric"]].format
         row["verdict"] = verdict
-        row["would_change"] = would_change(row, verdict, form=form, claims=len(rows))
+        row["would_change"] = would_change(row, verdict, form=form, claims=len(rows), lost=lost)
     return rows
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from .. import io
-from .executors import Executor, InProcess, Job, Outcome
+from .executors import Executor, Job, Outcome
 from .plan import PILOT_SEED, Plan, check_pilot, fix_budget, fix_seeds, seeds_from_pilot
 from .progress import Course
 from .store import Store, Trial
@@ -43,14 +43,13 @@ class Run:
         folder: Path,
         device: str,
         arms: list[str],
-        workers: int,
         console: Console,
+        executor: Executor,
     ) -> None:
         if reference.endswith((".py", ".toml")):
             reference = str(Path(reference).resolve())  # a worker may be in another folder
         self.study, self.reference, self.scale, self.folder = study, reference, scale, folder
-        self.device, self.arms, self.workers, self.console = device, arms, workers, console
-        self.executor: Executor = InProcess()
+        self.device, self.arms, self.console, self.executor = device, arms, console, executor
         self.command = ""  # that continues this run
         self.store = Store(folder)
         self.plan: Plan = {}
@@ -100,8 +99,8 @@ class Run:
             {arm: self.make.settings(arm) for arm in plan["arms"]},
             seconds=scale.budget if seconds is None and not plan.get("budget") else seconds,
             equal=equal,
-            device=self.device,
-            workers=self.workers,
+            executor=self.executor,
+            job=self.job([]),
             tune=search.count(self.scale) * search.seeds if search else 0,
         )
 
@@ -138,11 +137,28 @@ class Run:
             tuner = self.tuner(self.arms)
             while blocks := tuner.next(self.store):
                 self.run("search", blocks, [t for block in blocks for t in block], retry=False)
+            self._tell_lost()
         if pilot is not None:
             self.pilot(pilot)
         blocks = self._blocks(self.arms, self.plan["seeds"], "main")
         self.run("trials", blocks, self.planned(self.arms) or [])
         return self._finish()
+
+    def _tell_lost(self) -> None:
+        """Say which arms the search left without settings; without any arm, that is the end."""
+        lost = self.without_settings(self.arms)
+        if len(lost) == len(self.arms):
+            raise ValueError(" ".join(lost.values()))
+        for arm, reason in lost.items():
+            self.say(f"{arm} is not measured: {reason}")
+
+    def without_settings(self, arms: Sequence[str]) -> dict[str, str]:
+        """Why there is nothing to run, for each arm that a search that has ended left so."""
+        if not self.study.search or self.tuner(arms).next(self.store):
+            return {}
+        from .tuning import without_settings
+
+        return without_settings(self.tuner(arms).account(self.store))
 
     def _finish(self) -> dict[str, Any]:
         """Compute the verdicts, if every trial of the plan has ended."""
@@ -179,11 +195,7 @@ class Run:
         """Run the blocks that hold a pending trial of `wanted`, and record each as it ends."""
         pending = self.store.pending(wanted, retry=retry)
         keys = {trial.key for trial in pending}
-        jobs = [
-            Job(self.reference, block, self.device, self.study.threads)
-            for block in blocks
-            if any(trial.key in keys for trial in block)
-        ]
+        jobs = [self.job(block) for block in blocks if any(trial.key in keys for trial in block)]
         with Course(self.console, self.study, title, pending) as course:
             outcomes = self.executor.run(jobs, self.store, course.tick)
             with contextlib.closing(outcomes):  # type: ignore[type-var]  # ends the workers at once
@@ -193,6 +205,10 @@ class Run:
                         course.end(outcome)
                     else:  # ran along in its block, and is recorded already or not asked for
                         self.store.checkpoint(outcome.trial).remove()
+
+    def job(self, trials: list[Trial]) -> Job:
+        """What one worker runs at once."""
+        return Job(self.reference, trials, self.device, self.study.threads)
 
     def _record(self, outcome: Outcome) -> None:
         """Write how a trial ended."""

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any, get_args
 
-from .claims import Tier, judge
-from .statistics import Kind, Word, paired, t_interval
+from .claims import Kind, Tier
+from .judging import judge
+from .statistics import Word, paired, t_interval
 
 SCHEMA = 1
 

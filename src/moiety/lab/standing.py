@@ -56,7 +56,7 @@ def searched(run: Run) -> tuple[int, int] | None:
 
 
 def time_left(run: Run) -> float | None:
-    """The seconds that the pending trials take with this run's workers; None: not known yet."""
+    """The seconds that the pending trials take with this run's executor; None: not known yet."""
     rows = standings(run)
     left = {row.arm: row.planned - row.done for row in rows}
     if run.plan.get("budget"):
@@ -67,7 +67,7 @@ def time_left(run: Run) -> float | None:
         if any(left[arm] and not known[arm] for arm in left):
             return None
         seconds = [fmean(known[arm]) * count for arm, count in left.items() if count]
-    return sum(seconds) / run.workers
+    return sum(seconds) / run.executor.lanes(run.job([]))
 
 
 def _means(run: Run, records: list[dict[str, Any]]) -> dict[str, float]:

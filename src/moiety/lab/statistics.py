@@ -30,6 +30,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
+from .claims import Kind, check_margin
+
 LEVEL = 0.025  # one-sided, over all looks
 FIRST = 0.8  # of which the first look spends this share
 POWER = 0.8
@@ -38,7 +40,6 @@ MOST = 1000
 SAME = 1e-6  # of δ: a spread below it is no spread
 
 Word = Literal["holds", "reversed", "negligible", "undecided"]
-Kind = Literal["greater", "equivalent"]
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
@@ -230,8 +231,3 @@ def _values(values: ArrayLike) -> NDArray[np.float64]:
 
 def _error(x: NDArray[np.float64]) -> float:
     return float(x.std(ddof=1)) / math.sqrt(len(x))
-
-
-def check_margin(margin: float) -> None:
-    if not (isinstance(margin, (int, float)) and 0 < margin < math.inf):
-        raise ValueError(f"the smallest effect that matters must be positive, got {margin!r}")

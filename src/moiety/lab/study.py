@@ -17,18 +17,20 @@ A file that holds one such value named `study` is all there is to it: `moiety st
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
 
+from ..report.words import difference, number
 from .claims import Claim
 from .store import Trial
 
 Settings = Mapping[str, Any]  # plain JSON values
 Metrics = Mapping[str, float | None]
-SCALES = ("smoke", "small", "full")
+NAME = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,20 @@ class Metric:
     format: str = ".3g"
     split: Literal["test", "validation", "train", ""] = "test"  # what it was measured on
 
+    def __post_init__(self) -> None:
+        if self.better not in ("higher", "lower", ""):
+            raise ValueError(f'better is "higher", "lower" or "", not {self.better!r}')
+        if self.split not in ("test", "validation", "train", ""):
+            raise ValueError(f'split is "test", "validation", "train" or "", not {self.split!r}')
+        try:
+            difference(0.5, self.format)  # as pages and tables write it, and its differences
+            number(0.5, self.format)
+        except (ValueError, TypeError):
+            raise ValueError(
+                f"metric {self.label!r} cannot be written in the format {self.format!r}; give one "
+                'such as ".3g", ".1%" or "d"'
+            ) from None
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -47,9 +63,11 @@ class Scale:
 
     seeds: int
     settings: Settings = field(default_factory=dict)
-    budget: float | None = (
-        None  # seconds of training for all trials together; None: as `settings` say
-    )
+    budget: float | None = None  # seconds for all trials together; None: as `settings` say
+
+    def __post_init__(self) -> None:
+        if type(self.seeds) is not int or self.seeds < 1:
+            raise ValueError(f"a scale needs at least one seed, not {self.seeds!r}")
 
 
 @dataclass(frozen=True)
@@ -73,6 +91,7 @@ class Checkpoint(Protocol):
 
     def save(self, state: Mapping[str, Any]) -> None: ...
     def load(self) -> dict[str, Any] | None: ...
+    def exists(self) -> bool: ...
 
 
 @dataclass
@@ -132,18 +151,33 @@ class Study:
             raise ValueError(f"study {self.name!r}: give run (a trial) or run_block (several)")
         if not self.arms or not self.metrics:
             raise ValueError(f"study {self.name!r} needs at least one arm and one metric")
+        if not NAME.fullmatch(self.name):
+            raise ValueError(
+                f"a study is named like room/name, by letters, digits, - and _, not {self.name!r}"
+            )
+        if self.block < 1 or self.threads < 1:
+            raise ValueError(f"study {self.name!r}: block and threads must be at least 1")
         for claim in self.claims:
-            for arm in (claim.a, claim.b):
-                if arm not in self.arms:
-                    raise ValueError(
-                        f"study {self.name!r}: a claim names the arm {arm!r}; there are "
-                        f"{', '.join(self.arms)}"
-                    )
-            if claim.metric not in self.metrics:
+            self._check_claim(claim)
+
+    def _check_claim(self, claim: Claim) -> None:
+        for arm in (claim.a, claim.b):
+            if arm not in self.arms:
                 raise ValueError(
-                    f"study {self.name!r}: a claim names the metric {claim.metric!r}; there are "
-                    f"{', '.join(self.metrics)}"
+                    f"study {self.name!r}: a claim names the arm {arm!r}; there are "
+                    f"{', '.join(self.arms)}"
                 )
+        metric = self.metrics.get(claim.metric)
+        if metric is None:
+            raise ValueError(
+                f"study {self.name!r}: a claim names the metric {claim.metric!r}; there are "
+                f"{', '.join(self.metrics)}"
+            )
+        if claim.kind == "greater" and not metric.better:
+            raise ValueError(
+                f"study {self.name!r}: a claim says that {claim.a} is better than {claim.b} in "
+                f"{claim.metric!r}, of which neither more nor less is better; say which is"
+            )
 
     @property
     def main(self) -> str:

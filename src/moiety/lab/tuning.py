@@ -241,6 +241,12 @@ class Tuner:
         return self.search.rule(record) if self.search.rule else None
 
 
+def without_settings(account: Mapping[str, Any] | None) -> dict[str, str]:
+    """Why they are not measured, for the arms all of whose settings a search discarded."""
+    arms = account["arms"] if account else {}
+    return {arm: found["failure"] for arm, found in arms.items() if "failure" in found}
+
+
 def _texts(space: Mapping[str, Range]) -> dict[str, str]:
     return {name: str(values) for name, values in space.items()}
 

@@ -24,7 +24,7 @@ import torch
 
 from ..loading import load_study
 from ..store import Store, Trial, _is_finite, _plain
-from ..study import Checkpoint, Curve, Running, Study
+from ..study import Checkpoint, Curve, Running, Settings, Speed, Study
 
 Tick = Callable[[Trial, float], None]  # how much of a trial is done, 0 to 1
 
@@ -53,9 +53,19 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Runs jobs and yields one outcome a trial, in whatever order they end."""
+    """Runs jobs; a plan asks it how many at once, and for the speed of the machine that it uses."""
 
-    def run(self, jobs: Sequence[Job], store: Store, tick: Tick) -> Iterator[Outcome]: ...
+    def run(self, jobs: Sequence[Job], store: Store, tick: Tick) -> Iterator[Outcome]:
+        """Yield one outcome a trial, in whatever order they end."""
+        ...
+
+    def lanes(self, job: Job) -> int:
+        """How many jobs like this one, of which only device and threads count, run at once."""
+        ...
+
+    def speeds(self, job: Job, arms: Sequence[Settings]) -> list[Speed]:
+        """Measure what an example costs with the settings of each arm, where trials would run."""
+        ...
 
 
 def run_job(
@@ -72,6 +82,7 @@ def run_job(
     ]
     try:
         study = _loaded(job.reference, _stamp(job.reference))
+        _begin_anew(runs)
         with fixed_threads(job.threads), seeded_all(job.trials[0].seed, device):
             found = study.run_block(runs) if study.run_block else [study.run(runs[0])]  # type: ignore[misc]
         if len(found) != len(runs):
@@ -81,11 +92,30 @@ def run_job(
         found = [{}] * len(runs)
         failures = [traceback.format_exc()] * len(runs)
     # A block's time is shared out evenly: its trials ran as one program.
-    duration, said = (time.perf_counter() - start) / len(runs), versions()
+    duration, said = (time.perf_counter() - start) / len(runs), versions(device)
     return [
         Outcome(run.trial, None if bad else dict(metrics), bad, duration, said, _extra(run))
         for run, metrics, bad in zip(runs, found, failures)
     ]
+
+
+def measure_speeds(job: Job, arms: Sequence[Settings]) -> list[Speed]:
+    """Measure in this process what an example costs with the settings of each arm."""
+    study, device = _loaded(job.reference, _stamp(job.reference)), torch.device(job.device)
+    if study.speed is None:
+        raise ValueError(f"study {study.name!r} has no `speed`, which a time budget needs")
+    with fixed_threads(job.threads), seeded_all(0, device):
+        return [study.speed(settings, device) for settings in arms]
+
+
+def _begin_anew(runs: Sequence[Running]) -> None:
+    """Empty the curves that a kill or an error left, unless there is a checkpoint to go on from.
+
+    One checkpoint is enough: the trials of a block may keep theirs in one of them.
+    """
+    if not any(run.checkpoint.exists() for run in runs):
+        for run in runs:
+            run.curve.rewind(-1)
 
 
 def failed(trial: Trial, reason: str) -> Outcome:
@@ -93,13 +123,15 @@ def failed(trial: Trial, reason: str) -> Outcome:
     return Outcome(trial, None, reason, 0.0, versions())
 
 
-def versions() -> dict[str, str]:
-    """What a result may depend on."""
+def versions(device: torch.device | None = None) -> dict[str, str]:
+    """What a result may depend on, with the name of the GPU where it was computed on one."""
+    gpu = device is not None and device.type == "cuda" and torch.cuda.is_available()
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "moiety": sys.modules["moiety"].__version__,
+        **({"gpu": torch.cuda.get_device_name(device)} if gpu else {}),
     }
 
 

@@ -16,20 +16,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import torch
+
 from ..store import Store, Trial
-from .base import Job, Outcome, Tick, failed, run_job
+from ..study import Settings, Speed
+from .base import Job, Outcome, Tick, failed, measure_speeds, run_job
 
 DEATHS = 3  # of its worker, after which a job is given up
 LOCK = ".workers.lock"
 PAUSE = 0.1  # seconds between two messages about the progress of a job
-
-
-def _run(job: Job, store: Store, tick: Tick) -> list[Outcome]:
-    """Run a job that reads and writes its curves and checkpoints itself."""
-    if not any(store.checkpoint(trial).exists() for trial in job.trials):
-        for trial in job.trials:  # it starts again; what a kill or an error left goes
-            store.curve(trial).rewind(-1)
-    return run_job(job, store.curve, store.checkpoint, tick)
 
 
 class InProcess:
@@ -37,10 +32,16 @@ class InProcess:
 
     def run(self, jobs: Sequence[Job], store: Store, tick: Tick) -> Iterator[Outcome]:
         for job in jobs:
-            yield from _run(job, store, tick)
+            yield from run_job(job, store.curve, store.checkpoint, tick)
+
+    def lanes(self, job: Job) -> int:
+        return 1
+
+    def speeds(self, job: Job, arms: Sequence[Settings]) -> list[Speed]:
+        return measure_speeds(job, arms)
 
 
-class Processes:
+class Processes(InProcess):
     """Several processes; one that dies is replaced, and its job runs again from its checkpoint."""
 
     def __init__(self, workers: int) -> None:
@@ -61,6 +62,11 @@ class Processes:
         finally:
             for worker in workers:
                 worker.end()
+
+    def lanes(self, job: Job) -> int:
+        if torch.device(job.device).type != "cpu":
+            return 1  # the workers of one GPU share it
+        return max(1, min(self.workers, (os.cpu_count() or 1) // job.threads))
 
     def _hear(self, worker: _Worker, waiting: deque[_Task], tick: Tick) -> list[Outcome]:
         """Take one message of a worker; its silence for ever is a message too."""
@@ -158,7 +164,7 @@ def _work(pipe: Connection, folder: Path) -> None:
                 job = pipe.recv()
             except EOFError:
                 return
-            pipe.send(_run(job, store, _messenger(pipe, job)))
+            pipe.send(run_job(job, store.curve, store.checkpoint, _messenger(pipe, job)))
 
 
 def _follow(parent: int) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from ..store import Store
+from ..study import Settings, Speed
 from .base import Job, Outcome, Tick, failed, versions
 from .local import DEATHS
 from .ray_worker import Message, Worker
@@ -49,6 +50,20 @@ class RayExecutor:
                 yield from driver.outcomes()
             finally:
                 driver.end()
+
+    def lanes(self, job: Job) -> int:
+        with _connected(self.address) as ray:
+            return _room(ray, _needs([job]))
+
+    def speeds(self, job: Job, arms: Sequence[Settings]) -> list[Speed]:
+        with _connected(self.address) as ray:
+            needs = _needs([job])
+            _room(ray, needs)
+            worker = _actor(ray, needs).remote(versions()["moiety"])
+            try:
+                return ray.get(worker.speeds.remote(*_portable(job), list(arms)))
+            except ray.exceptions.RayActorError as error:
+                raise _unable(error) from error
 
 
 @contextmanager
@@ -114,13 +129,7 @@ class _Driver:
 
     def _fill(self) -> None:
         """Start a worker for each job that the nodes have room for."""
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        room = sum(_fits(node, self.needs) for node in nodes)
-        if not room:
-            wanted = " and ".join(f"{count} {name}" for name, count in self.needs.items())
-            raise ValueError(f"no node of the Ray cluster has {wanted}; add a node that has them")
-        cpus, gpus = self.needs["CPU"], self.needs.get("GPU", 0)
-        actor = self.ray.remote(num_cpus=cpus, num_gpus=gpus)(Worker)
+        room, actor = _room(self.ray, self.needs), _actor(self.ray, self.needs)
         while self.waiting and len(self.busy) < room:
             self._start(self.waiting.popleft(), actor.remote(versions()["moiety"]))
 
@@ -160,10 +169,7 @@ class _Driver:
     def _bury(self, task: _Task, error: Exception) -> list[Outcome]:
         """Let the job of a dead worker run again, or give it up."""
         if getattr(error, "actor_init_failed", False):
-            raise ImportError(
-                f"a node of the Ray cluster cannot run Moiety ({_last_line(error)}); install "
-                "the version of Moiety that runs here on every node"
-            ) from error
+            raise _unable(error) from error
         self.ray.kill(task.worker)  # it may be alive, behind a network that is not
         task.deaths += 1
         if task.deaths < DEATHS:
@@ -213,21 +219,48 @@ def _needs(jobs: Sequence[Job]) -> dict[str, int]:
     return needs
 
 
+def _room(ray: Any, needs: Mapping[str, int]) -> int:
+    """How many workers the nodes of the cluster have room for; none is an error."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(_fits(node, needs) for node in nodes)
+    if not room:
+        wanted = " and ".join(f"{count} {name}" for name, count in needs.items())
+        raise ValueError(f"no node of the Ray cluster has {wanted}; add a node that has them")
+    return room
+
+
+def _actor(ray: Any, needs: Mapping[str, int]) -> Any:
+    """The class of the workers."""
+    return ray.remote(num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0))(Worker)
+
+
+def _unable(error: Exception) -> ImportError:
+    return ImportError(
+        f"a node of the Ray cluster cannot run Moiety ({_last_line(error)}); install "
+        "the version of Moiety that runs here on every node"
+    )
+
+
 def _fits(node: Mapping[str, float], needs: Mapping[str, int]) -> int:
     """How many workers a node has room for."""
     return min(int(node.get(name, 0) // count) for name, count in needs.items())
 
 
 def _packed(job: Job, store: Store) -> tuple[Job, str | None]:
-    """Make a job ready to travel: with its checkpoints, and the text of the study's file."""
+    """Make a job ready to travel: with its checkpoints, beside the text of the study's file."""
     states: dict[str, Any] = {}
     for trial in job.trials:
         try:
             states[trial.key] = store.checkpoint(trial).load()
         except ValueError as error:
             states[trial.key] = error  # it is damaged; the trial raises it, as it would here
+    return _portable(dataclasses.replace(job, states=states))
+
+
+def _portable(job: Job) -> tuple[Job, str | None]:
+    """A job as any node can read it, and the text of the study's file."""
     # Ray shows a worker only the GPU that it may use, whatever its number on the node.
-    job = dataclasses.replace(job, states=states, device=torch.device(job.device).type)
+    job = dataclasses.replace(job, device=torch.device(job.device).type)
     if not job.reference.endswith((".py", ".toml")):
         return job, None
     path = Path(job.reference).resolve()

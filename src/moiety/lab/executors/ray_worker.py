@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ import torch
 
 from ..checkpoint import _pack, _unpack
 from ..store import Trial, _plain
-from .base import Job, failed, run_job, versions
+from ..study import Settings, Speed
+from .base import Job, failed, measure_speeds, run_job, versions
 
 PAUSE = 1.0  # seconds after which a worker answers also when its trials have said nothing
 FULL = 1000  # messages that a worker keeps before its trial waits for the driver
@@ -57,13 +58,13 @@ class Worker:
             self.changed.notify_all()
             self.changed.wait_for(lambda: len(self.messages) < full)
 
+    def speeds(self, job: Job, text: str | None, arms: Sequence[Settings]) -> list[Speed]:
+        """Measure what an example costs on this node."""
+        return measure_speeds(self._here(job, text), arms)
+
     def _work(self, job: Job, text: str | None) -> None:
-        for key, state in job.states.items():
-            if state is None:  # the trial starts again; what the driver has of a dead one goes
-                self.keep("rewind", key, -1)
         try:
-            if text is not None:
-                job = dataclasses.replace(job, reference=self._file(Path(job.reference), text))
+            job = self._here(job, text)
             outcomes = run_job(
                 job,
                 lambda trial: Curve(self, trial.key),
@@ -78,6 +79,12 @@ class Worker:
 
     def _tick(self, trial: Trial, fraction: float) -> None:
         self.ticks[trial.key] = fraction
+
+    def _here(self, job: Job, text: str | None) -> Job:
+        """The job with a reference that this node can load."""
+        if text is None:
+            return job
+        return dataclasses.replace(job, reference=self._file(Path(job.reference), text))
 
     def _file(self, path: Path, text: str) -> str:
         """Find a study's file: at its own path where this node has it, or else in a copy.
@@ -121,6 +128,9 @@ class Checkpoint:
         self.state = _unpack(_pack(dict(state), tensors), tensors)
         # The trial waits until it is taken: two of them may be too much for memory.
         self.worker.keep("save", self.key, self.state, full=1)
+
+    def exists(self) -> bool:
+        return self.state is not None
 
     def load(self) -> dict[str, Any] | None:
         if isinstance(self.state, ValueError):
