@@ -122,3 +122,22 @@ def test_the_ledger_is_printed_and_written(moiety):
     code, said, _ = moiety("study", "claims", "--write", "docs/claims.md")
     assert code == 0 and said == "The ledger: docs/claims.md\n"
     assert Path("docs/claims.md").read_text() == out
+
+
+SEARCH = """    search=Search(space={"rate": Choice([1, 2])}, trials=2, metric="error",
+                  rule=lambda record: "too wide" if record["arm"] == "wide" else None),
+    paper="A paper",
+"""
+
+
+def test_what_a_search_left_out_and_who_corrects_over_a_paper_is_told(moiety):
+    text = TOY.read_text().replace("    speed=lambda", f"{SEARCH}    speed=lambda")
+    text = text.replace('better="lower"', 'better="lower", split="validation"')
+    Path("toy.py").write_text("from moiety.lab.tuning import Choice, Search\n" + text)
+    lost = "wide is not measured: no setting of wide is left of 2 (2 × too wide)"
+    for words in (["run", "toy.py", "--scale", "smoke", "--seeds", 2], ["show", "toy.py"]):
+        code, out, err = moiety("study", *words)
+        assert (code, err) == (0, "")
+        assert out.count(lost) == 1
+        assert "wide > narrow" in out and "undecided" in out
+        assert "corrected over all of its claims: moiety study claims" in out

@@ -9,7 +9,7 @@ from simulated import CLAIMS, WORDS, make_result, make_study
 from moiety.io import read_json, write_json
 from moiety.lab.claims import equivalent, greater
 from moiety.lab.judging import judge
-from moiety.lab.ledger import ledger, ledger_markdown, result_path
+from moiety.lab.ledger import family_size, ledger, ledger_markdown, result_path
 from moiety.lab.schema import check_result
 from moiety.lab.study import Metric, Scale
 
@@ -69,6 +69,16 @@ def test_all_claims_of_a_paper_are_corrected_together(tmp_path):
     alone = rows_of(tmp_path, one, two)
     assert alone[0].verdict == judge(results[0]["claims"], untested=2)[0]
     assert alone[0].verdict["p"] >= rows[0].verdict["p"]
+
+
+def test_the_family_of_a_study_is_its_paper(monkeypatch):
+    others = {name: make_study(name=name) for name in ("paper/one", "paper/two")}
+    others["lab/x"] = make_study(name="lab/x", paper="")
+    monkeypatch.setattr("moiety.lab.ledger.list_studies", lambda: others)
+    monkeypatch.setattr("moiety.lab.ledger.load_study", others.get)
+    assert family_size(others["paper/one"]) == 4
+    assert family_size(make_study(name="mine/third")) == 6  # in a file of the user's
+    assert family_size(others["lab/x"]) == 2  # answers for itself
 
 
 def test_other_papers_and_studies_of_our_own_are_corrected_alone(tmp_path):

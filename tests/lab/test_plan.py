@@ -193,8 +193,8 @@ def pilot_records(spread):
 
 
 def test_a_pilot_asks_for_more_seeds_where_the_spread_is_larger():
-    few = seeds_from_pilot(toy, pilot_records(0.01), 4)
-    many = seeds_from_pilot(toy, pilot_records(0.2), 4)
+    few = seeds_from_pilot(toy, pilot_records(0.01), 4, family=1)
+    many = seeds_from_pilot(toy, pilot_records(0.2), 4, family=1)
     assert few["from"] == "pilot" and few["pilot"]["seeds"] == 4
     assert 5 <= few["seeds"] < many["seeds"]
     (needed,) = many["pilot"]["needed"]
@@ -205,10 +205,17 @@ def test_the_hungriest_claim_decides_and_all_share_the_correction():
     words = {"metric": "error", "quote": "q", "reason": "r", "tier": "our own"}
     both = [*toy.claims, greater("wide", "narrow", margin=0.1, **words)]
     study = dataclasses.replace(toy, claims=both)
-    plan = seeds_from_pilot(study, pilot_records(0.2), 4)
-    alone = seeds_from_pilot(dataclasses.replace(toy, claims=both[1:]), pilot_records(0.2), 4)
+    plan = seeds_from_pilot(study, pilot_records(0.2), 4, family=2)
+    alone = dataclasses.replace(toy, claims=both[1:])
+    alone = seeds_from_pilot(alone, pilot_records(0.2), 4, family=1)
     needed = [entry["seeds"] for entry in plan["pilot"]["needed"]]
     assert plan["seeds"] == max(needed) == needed[1] > alone["seeds"] > needed[0]
+
+
+def test_a_pilot_leaves_out_seeds_without_a_value():
+    records = pilot_records(0.2)
+    records[0]["metrics"]["error"] = None
+    assert seeds_from_pilot(toy, records, 4, family=1)["seeds"] >= 5
 
 
 def test_a_pilot_that_plans_nothing_is_refused():
@@ -221,5 +228,5 @@ def test_a_pilot_that_plans_nothing_is_refused():
     with pytest.raises(ValueError, match="comes too late"):
         check_pilot(toy, [{"seeds": 5}], 3, None)
     with pytest.raises(ValueError, match="no claim is about two"):
-        seeds_from_pilot(toy, pilot_records(0.1)[:4], 4)
+        seeds_from_pilot(toy, pilot_records(0.1)[:4], 4, family=1)
     assert planning.PILOT_SEED == 1_000_000

@@ -167,6 +167,7 @@ def show_plan(console: Console, run: Run) -> None:
     """The arms of a run, how many trials of each are done, and how long the rest takes."""
     from ..lab.progress import duration
     from ..lab.standing import searched, standings, time_left
+    from ..report.words import number
 
     plan, rows, tried = run.plan, standings(run), searched(run)
     typer.echo(f"{run.study.title} ({run.study.name}), scale {run.scale}, on {run.device}")
@@ -184,10 +185,12 @@ def show_plan(console: Console, run: Run) -> None:
     ]
     table = _table(columns, left=2)
     for row in rows:
-        values = [_number(row.metrics.get(n), m.format) for n, m in run.study.metrics.items()]
+        values = [number(row.metrics.get(n), m.format) for n, m in run.study.metrics.items()]
         count = f"{row.done}/{row.planned}"
         table.add_row(row.arm, _short(row.settings), count, str(row.failed or "–"), *values)
     console.print(table)
+    for arm, reason in run.without_settings(plan["arms"]).items():
+        typer.echo(f"{arm} is not measured: {reason}")
     left = sum(row.planned - row.done for row in rows)
     seconds = time_left(run)
     known = "time not known before a first run" if seconds is None else f"about {duration(seconds)}"
@@ -203,16 +206,21 @@ def show_verdicts(console: Console, result: dict[str, Any]) -> None:
         verdict, form = claim["verdict"], result["metrics"][claim["metric"]]["format"]
         table.add_row(*_claim_cells(claim, verdict, form))
     console.print(table)
+    if result["paper"]:
+        typer.echo(
+            "Corrected over the claims of this study; what counts for the paper is the ledger, "
+            "corrected over all of its claims: moiety study claims"
+        )
 
 
-def _claim_cells(claim: dict[str, Any], verdict: dict[str, Any] | None, form: str) -> list[str]:
+def _claim_cells(claim: dict[str, Any], verdict: dict[str, Any], form: str) -> list[str]:
     from ..report.words import difference, difference_interval
 
     sign = ">" if claim["kind"] == "greater" else "="
     margin = difference(claim["margin"], form, signed=False)
     name = f"{claim['a']} {sign} {claim['b']} ({claim['metric']}, δ {margin})"
-    if verdict is None or verdict["interval"] is None:
-        return [name, verdict["word"] if verdict else "too few seeds", "–", "–", "–"]
+    if verdict["interval"] is None:
+        return [name, verdict["word"], "–", "–", "–"]
     low, high = verdict["interval"]
     effect, span = difference(verdict["effect"], form), difference_interval(low, high, form)
     return [name, verdict["word"], effect, span, f"{verdict['p']:.2g}"]
@@ -227,7 +235,3 @@ def _table(columns: list[str], left: int) -> Table:
 
 def _short(settings: Any) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)

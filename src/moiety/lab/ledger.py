@@ -83,6 +83,12 @@ def ledger(folder: str | Path = "results", studies: Mapping[str, Study] | None =
     return [row for rows in families.values() for row in _judged(rows)]
 
 
+def family_size(study: Study) -> int:
+    """How many claims are corrected together with those of a study: all of its paper."""
+    others = [load_study(name) for name in list_studies() if study.paper and name != study.name]
+    return len(study.claims) + sum(len(o.claims) for o in others if o.paper == study.paper)
+
+
 def _rows(study: Study, folder: str | Path) -> list[Row]:
     """The claims of a study, each with its measurement or with a note why there is none."""
     result, note = _read(study, result_path(folder, study.name))

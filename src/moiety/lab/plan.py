@@ -75,8 +75,13 @@ def check_pilot(study: Study, looks: Sequence[Any], pilot: int, seeds: int | Non
         raise ValueError("verdicts have been seen here, so a pilot comes too late; add --seeds")
 
 
-def seeds_from_pilot(study: Study, records: Sequence[Mapping[str, Any]], pilot: int) -> Plan:
-    """How many seeds decide every claim, from the spread over the seeds of a pilot."""
+def seeds_from_pilot(
+    study: Study, records: Sequence[Mapping[str, Any]], pilot: int, family: int
+) -> Plan:
+    """How many seeds decide every claim, from the spread over the seeds of a pilot.
+
+    family: how many claims are corrected together, those of all studies of a paper.
+    """
     from .statistics import paired, seeds_needed  # scipy, which most runs need only at their end
 
     needed: list[dict[str, Any]] = []
@@ -85,12 +90,13 @@ def seeds_from_pilot(study: Study, records: Sequence[Mapping[str, Any]], pilot: 
             {r["seed"]: r["metrics"][claim.metric] for r in records if r["arm"] == arm}
             for arm in (claim.a, claim.b)
         ]
+        values = [{s: v for s, v in each.items() if v is not None} for each in values]
         if all(values):  # both arms are among those that run
             needed.append(
                 {
                     "claim": f"{claim.a} {claim.kind} {claim.b}, {claim.metric}",
                     "margin": claim.margin,
-                    "seeds": seeds_needed(paired(*values), claim.margin, len(study.claims)),
+                    "seeds": seeds_needed(paired(*values), claim.margin, family),
                 }
             )
     if not needed:

@@ -16,6 +16,7 @@ from rich.progress import (
     TextColumn,
 )
 
+from ..report.words import number
 from .executors.base import Outcome
 from .store import Trial
 from .study import Study
@@ -96,7 +97,7 @@ class Course:
             return f"{name}: failed: {outcome.traceback.strip().splitlines()[-1]}"
         metrics = outcome.metrics or {}
         shown = [
-            f"{metric.label} {format(metrics[key], metric.format)}"
+            f"{metric.label} {number(metrics[key], metric.format)}"
             for key, metric in self.study.metrics.items()
             if metrics.get(key) is not None
         ]

@@ -109,6 +109,8 @@ class Run:
 
     def pilot(self, seeds: int) -> None:
         """Run a pilot, and fix the number of seeds by its spread, if that has not been done."""
+        from .ledger import family_size
+
         if self._piloted(seeds):
             return
         blocks = self._blocks(self.arms, seeds, "pilot", PILOT_SEED)
@@ -121,8 +123,8 @@ class Run:
                 f"{len(lost)} trials of the pilot failed, such as {self.folder}/trials/{lost[0]}"
                 ".json; mend the study and run again"
             )
-        records = [done[trial.key] for trial in wanted]
-        self.plan.update(seeds_from_pilot(self.study, records, seeds))
+        records, family = [done[trial.key] for trial in wanted], family_size(self.study)
+        self.plan.update(seeds_from_pilot(self.study, records, seeds, family))
         self.store_plan()
         self.say(f"The pilot asks for {self.plan['seeds']} seeds.")
 
