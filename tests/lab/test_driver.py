@@ -223,7 +223,7 @@ def test_without_plotly_the_run_ends_and_says_what_to_install(lab, monkeypatch):
 
 
 def test_a_page_that_fails_does_not_take_the_result_with_it(lab, monkeypatch):
-    monkeypatch.setattr("moiety.lab.driver.study_page", lambda result: {}["arms"])
+    monkeypatch.setattr("moiety.lab.driver.study_page", lambda *_: {}["arms"])
     result = lab.run(seeds=2)
     assert io.read_json(lab.out / "result.json") == result
     said = f"its page failed (KeyError: 'arms'); to make it: moiety report {lab.out}"

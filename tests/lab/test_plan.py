@@ -216,6 +216,10 @@ def test_a_pilot_leaves_out_seeds_without_a_value():
     records = pilot_records(0.2)
     records[0]["metrics"]["error"] = None
     assert seeds_from_pilot(toy, records, 4, family=1)["seeds"] >= 5
+    for record in records[1:3]:
+        record["metrics"]["error"] = None
+    with pytest.raises(ValueError, match="gave 1 pairs of 'error' for wide and narrow"):
+        seeds_from_pilot(toy, records, 4, family=1)
 
 
 def test_a_pilot_that_plans_nothing_is_refused():

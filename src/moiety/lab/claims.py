@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 Kind = Literal["greater", "equivalent"]
+Word = Literal["holds", "reversed", "negligible", "undecided"]  # what the seeds may say of one
 Tier = Literal["exact", "scaled down", "proxy", "our own"]
 
 

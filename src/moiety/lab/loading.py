@@ -89,7 +89,7 @@ def _where(error: Exception, path: Path) -> str:
     """Say what was raised, and at which line of the file."""
     line = error.lineno if isinstance(error, SyntaxError) else None
     for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename == str(path):
+        if Path(frame.filename).resolve() == path.resolve():
             line = frame.lineno
     what = traceback.format_exception_only(error)[-1].strip()
     return what if line is None else f"line {line}: {what}"

@@ -90,15 +90,17 @@ def seeds_from_pilot(
             {r["seed"]: r["metrics"][claim.metric] for r in records if r["arm"] == arm}
             for arm in (claim.a, claim.b)
         ]
-        values = [{s: v for s, v in each.items() if v is not None} for each in values]
-        if all(values):  # both arms are among those that run
-            needed.append(
-                {
-                    "claim": f"{claim.a} {claim.kind} {claim.b}, {claim.metric}",
-                    "margin": claim.margin,
-                    "seeds": seeds_needed(paired(*values), claim.margin, family),
-                }
+        if not all(values):  # an arm that does not run
+            continue
+        pairs = paired(*({s: v for s, v in each.items() if v is not None} for each in values))
+        if len(pairs) < 2:
+            raise ValueError(
+                f"the pilot gave {len(pairs)} pairs of {claim.metric!r} for {claim.a} and "
+                f"{claim.b}, of which two are needed: give more seeds, or mend the study"
             )
+        said = {"claim": f"{claim.a} {claim.kind} {claim.b}, {claim.metric}"}
+        seeds = seeds_needed(pairs, claim.margin, family)
+        needed.append({**said, "margin": claim.margin, "seeds": seeds})
     if not needed:
         raise ValueError("no claim is about two of the chosen arms: a pilot needs both")
     most = max(entry["seeds"] for entry in needed)

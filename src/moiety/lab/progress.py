@@ -99,7 +99,7 @@ class Course:
         shown = [
             f"{metric.label} {number(metrics[key], metric.format)}"
             for key, metric in self.study.metrics.items()
-            if metrics.get(key) is not None
+            if key in metrics
         ]
         left = "" if self.done == self.total else f"; {self._left()}"
         return f"{name}: {', '.join(shown[:3])} ({duration(outcome.duration)}{left})"

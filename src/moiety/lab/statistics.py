@@ -24,13 +24,12 @@ import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
-from .claims import Kind, check_margin
+from .claims import Kind, Word, check_margin
 
 LEVEL = 0.025  # one-sided, over all looks
 FIRST = 0.8  # of which the first look spends this share
@@ -38,8 +37,6 @@ POWER = 0.8
 FEWEST = 5
 MOST = 1000
 SAME = 1e-6  # of δ: a spread below it is no spread
-
-Word = Literal["holds", "reversed", "negligible", "undecided"]
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:

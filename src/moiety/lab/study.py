@@ -149,8 +149,19 @@ class Study:
     def __post_init__(self) -> None:
         if (self.run is None) == (self.run_block is None):
             raise ValueError(f"study {self.name!r}: give run (a trial) or run_block (several)")
-        if not self.arms or not self.metrics:
-            raise ValueError(f"study {self.name!r} needs at least one arm and one metric")
+        if not (self.arms and self.metrics and self.scales):
+            raise ValueError(
+                f"study {self.name!r} needs at least one arm, one metric and one scale"
+            )
+        for parts, kind, said in (
+            (self.arms.values(), Mapping, "the settings of an arm are a dict"),
+            (self.metrics.values(), Metric, "a metric is a Metric(...)"),
+            (self.scales.values(), Scale, "a scale is a Scale(...)"),
+            (self.claims, Claim, "a claim is made by greater(...) or equivalent(...)"),
+        ):
+            for part in parts:
+                if not isinstance(part, kind):
+                    raise ValueError(f"study {self.name!r}: {said}, not {part!r}")
         if not NAME.fullmatch(self.name):
             raise ValueError(
                 f"a study is named like room/name, by letters, digits, - and _, not {self.name!r}"

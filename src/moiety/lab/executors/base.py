@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from ..loading import load_study
+from ..shapes import EXTRA, check
 from ..store import Store, Trial, _is_finite, _plain
 from ..study import Checkpoint, Curve, Running, Settings, Speed, Study
 
@@ -174,6 +175,9 @@ def _complaint(study: Study, run: Running, metrics: Mapping[str, Any]) -> str | 
             return f"ValueError: metric {name!r} is {value!r}; give a finite int or float, or None"
     try:
         _plain(run.extra, "extra")
+        for name, value in run.extra.items():
+            if name in EXTRA:  # the page shows it, and must not fail when all trials have ended
+                check(value, EXTRA[name], f"extra.{name}")
     except ValueError as error:
         return f"ValueError: {error}"
     return None
