@@ -105,12 +105,29 @@ def test_verdicts_come_first_and_say_what_was_found():
 
 def test_notes_stand_by_themselves_and_leaks_are_marked():
     html = study_page(studied.result())
-    (notes,) = re.findall(r'<ul class="findings known">.*?</ul>', html, re.S)
-    leak, image, plain = re.findall(r"<li.*?</li>", notes, re.S)
-    assert leak.startswith("<li><strong>Suspected leak</strong> id gives digit away: the rows")
-    assert '<li class="minor"><strong>Image</strong> 1,797 examples' in image
-    assert plain == '<li class="minor">Every image is centred.</li>'
+    leaks, known = html.split('id="notes"')[1].split('<dl class="known">')
+    assert '<ul class="findings">' in leaks and leaks.count("<li>") == 1
+    assert "<li><strong>Suspected leak:</strong> id gives digit away: the rows are" in leaks
+    assert "<dt>Image</dt><dd>1,797 examples" in known
+    assert "<dt></dt><dd>Every image is centred.</dd>" in known
     assert 'id="notes"' not in study_page(studied.result(notes=[]))
+
+
+def test_answers_and_warnings_come_first():
+    result = studied.result(scale="smoke")
+    lost = {"tried": 9, "discarded": {"diverged": 9}, "chosen": None, "best": [None] * 9}
+    result["tuning"]["arms"]["dense"] = lost | {"failure": "no setting of dense is left of 9"}
+    html = study_page(result, {"Best": "dselect-k, <surely>"})
+    first = html.split("<nav")[0]
+    assert "<dt>Best</dt><dd>dselect-k, &lt;surely&gt;</dd>" in first
+    for text in (
+        "A smoke test",
+        '1 suspected leak. <a href="#notes">',
+        'dense was not measured: no setting of dense is left of 9 <a href="#search">',
+        '1 of 30 trials failed (switch). <a href="#failures">',
+    ):
+        assert text in first, text
+    assert 'class="short"' not in study_page(studied.smallest())
 
 
 def test_arms_have_intervals_and_are_sorted_by_buttons():

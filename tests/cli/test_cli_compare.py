@@ -71,10 +71,10 @@ def check(code, out, folder, main="accuracy"):
     assert all(arm["examples"] and arm["cost"]["memory"] for arm in result["arms"])
     assert result["command"].startswith("moiety compare routers --data")
     flat = " ".join(out.split())
-    assert ("Best is" in flat or "No arm stands out" in flat) and str(
-        folder / "report.html"
-    ) in out.replace("\n", "")
-    assert (folder / "report.html").exists()
+    assert all(f" {about}: " in flat for about in ("Best", "How sure", "Cost"))
+    assert str(folder / "report.html") in out.replace("\n", "")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<dt>How sure</dt>" in page and "learning rate" in page
     return result, flat
 
 
@@ -189,7 +189,7 @@ def test_an_arm_that_fails_is_told_and_the_others_go_on(moiety, images, tmp_path
     monkeypatch.setattr(study_file.Comparison, "train", fail)
     code, out, _ = moiety("compare", "routers", "--data", images, *TWO, "--out", tmp_path / "out")
     assert code == 1 and "out of luck" in out and "2 trials failed (of top-k)" in out
-    assert "Best is dense" in out
+    assert "Found: dense: Accuracy" in out
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_training(moiety, tmp_path):

@@ -1,4 +1,4 @@
-"""A comparison as a study: what is asked, each kind of data and of model, the headline."""
+"""A comparison as a study: what is asked, each kind of data and of model."""
 
 import json
 import shlex
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moiety.data.problem import Problem, Split, Target
-from moiety.lab.compare import Asked, from_toml, headline, read_asked, write_asked
+from moiety.lab.compare import Asked, from_toml, read_asked, write_asked
 from moiety.lab.compare import study as study_file
 from moiety.lab.compare.asked import default_arms
 from moiety.lab.compare.folder import command_line
@@ -414,67 +414,3 @@ def test_a_model_that_cannot_be_had_or_does_not_fit(bert, tmp_path, monkeypatch)
     (tmp_path / "vocab.txt").unlink()
     with pytest.raises(ValueError, match="has no tokenizer"):
         find_maker(bert, made("text"))
-
-
-# -- the headline ----------------------------------------------------------------------------------
-
-
-def result(values, words=None, better="higher"):
-    """A result with these values by arm and seed, and these verdicts."""
-    arms = [
-        {
-            "name": name,
-            "metrics": {
-                "accuracy": {
-                    "mean": sum(own) / len(own) if own else None,
-                    "values": {str(seed): value for seed, value in enumerate(own)},
-                }
-            },
-        }
-        for name, own in values.items()
-    ]
-    claims = [
-        {"a": name, "b": "dense", "margin": 0.01, "verdict": {"word": word}}
-        for name, word in (words or {}).items()
-    ]
-    metric = {"label": "Accuracy", "better": better, "format": ".1%", "split": "test"}
-    return {
-        "main": "accuracy", "metrics": {"accuracy": metric}, "arms": arms, "claims": claims,
-        "seeds": 4,
-    }  # fmt: skip
-
-
-DENSE = [0.80, 0.81, 0.79, 0.80]
-BETTER = [0.90, 0.912, 0.89, 0.90]
-
-
-def test_the_best_and_those_that_cannot_be_told_from_it():
-    near = [0.90, 0.90, 0.91, 0.88]
-    said = headline(
-        result(
-            {"dense": DENSE, "top-k": BETTER, "switch": near}, {"top-k": "holds", "switch": "holds"}
-        )
-    )
-    assert said.startswith("Best is top-k (Accuracy 90.0%, on test data); switch cannot be told")
-    assert said.endswith("Better than dense by more than 1 point: top-k and switch.")
-
-
-def test_no_router_beats_dense():
-    words = {"a": "negligible", "b": "reversed", "c": "undecided"}
-    said = headline(result({"dense": BETTER, "a": DENSE, "b": DENSE, "c": DENSE}, words))
-    assert "Best is dense" in said and "cannot be told" not in said
-    assert "No router is shown to beat dense by more than 1 point; b lost" in said
-    assert "within it: a; undecided: c." in said
-
-
-def test_no_arm_stands_out():
-    said = headline(result({"dense": [0.8, 0.9], "a": [0.9, 0.8]}, {"a": "undecided"}))
-    assert said.startswith("No arm stands out: dense is ahead (Accuracy 85.0%), but none can be")
-
-
-def test_lower_may_be_better():
-    assert "Best is dense" in headline(result({"dense": DENSE, "a": BETTER}, better="lower"))
-
-
-def test_nothing_came_to_an_end():
-    assert "nothing to say" in headline(result({"dense": [], "a": []}))

@@ -163,8 +163,8 @@ def say(console: Console, line: str) -> None:
 def run(console: Console, asked: Asked, folder: Path, device: str, workers: int) -> None:
     """Write the study into its folder, run it, and say what came out."""
     from ..lab.compare.folder import command_line, write_study
-    from ..lab.compare.headline import headline
     from ..lab.driver import run_study
+    from ..lab.headline import answers
     from .demo import check_writable
 
     file = write_study(folder, asked, workers, check_writable)
@@ -183,7 +183,8 @@ def run(console: Console, asked: Asked, folder: Path, device: str, workers: int)
         command=command_line(asked, folder, device, workers),
     )
     show_result(console, result)
-    say(console, headline(result))
+    for about, text in answers(result).items():
+        say(console, f"{about}: {text}")
     say(console, f"The page: {folder / 'report.html'}")
     if result["failures"]:
         raise typer.Exit(1)

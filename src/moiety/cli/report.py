@@ -14,6 +14,7 @@ def command(
 ) -> None:
     """Make the page of a study again, from result.json in its folder."""
     from ..io import read_json, write_atomic
+    from ..lab.headline import answers
     from ..lab.schema import check_result
     from ..report import study_page
 
@@ -25,4 +26,5 @@ def command(
         )
     result = read_json(path)
     check_result(result)
-    typer.echo(f"The page: {write_atomic(out or folder / 'report.html', study_page(result))}")
+    page = study_page(result, answers(result))
+    typer.echo(f"The page: {write_atomic(out or folder / 'report.html', page)}")

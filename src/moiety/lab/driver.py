@@ -22,6 +22,7 @@ from ..report import study_page
 from ..train import find_device
 from .executors import Executor, InProcess, Processes
 from .executors.local import wait_for_workers
+from .headline import answers
 from .loading import load_study
 from .plan import parse_time
 from .run import Run
@@ -153,7 +154,8 @@ def write_page(run: Run, result: Mapping[str, Any]) -> None:
         return
     again = f"moiety report {shlex.quote(str(run.folder))}"
     try:
-        path = io.write_atomic(run.folder / "report.html", study_page(result))
+        page = study_page(result, answers(result))
+        path = io.write_atomic(run.folder / "report.html", page)
     except Exception as error:  # the trials are done and their result is written: they count
         said = f"{type(error).__name__}: {error}"
         run.say(f"The result is written, but its page failed ({said}); to make it: {again}")

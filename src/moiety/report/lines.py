@@ -23,7 +23,10 @@ def curves(result: Mapping[str, Any]) -> list[Figure]:
         known = [(place.get(arm, 0), arm, line) for arm, line in drawn.items()]
         bands = [band for i, _, line in known for band in _band(i, line)]
         lines = [_line(i, arm, line["step"], line["mean"]) for i, arm, line in known]
-        label, form = label_of(result, name), form_of(result, name)
+        # A curve is named like a metric, or like the data that the main metric was measured on.
+        metric = name if name in result["metrics"] else f"{name} {result['main']}"
+        label = label_of(result, metric if metric in result["metrics"] else name)
+        form = form_of(result, metric)
         layout = {"xaxis": axis("Step"), "yaxis": axis(label, form), "hovermode": "x"}
         spoken = f"{label} by step: mean and 95 % interval over seeds of {', '.join(drawn)}"
         rows = _curve_rows(drawn, form)

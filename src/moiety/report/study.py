@@ -4,31 +4,25 @@ html = study_page(json.loads(Path("runs/lab--routers/small/result.json").read_te
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import figures, lines
+from . import arms, figures, lines
 from .figures import Figure, form_of, label_of
 from .page import TEMPLATES, data_block, fingerprint, plotly_script, render
 from .routing import SHADES
 from .words import (
-    BYTES,
     MISSING,
-    THOUSANDS,
+    VERDICTS,
     difference,
     difference_interval,
     duration,
-    interval,
-    missing,
-    number,
     plain,
-    quantity,
     sentence,
 )
 
 Result = Mapping[str, Any]
 LABEL = 24  # letters of what a note is about
-SIGNS = {"holds": "✓", "reversed": "↓", "negligible": "≈", "undecided": "?"}
 SECTIONS: list[tuple[str, str, Callable[[Any], list[Figure]]]] = [
     ("effects", "Effects", figures.forest),
     ("curves", "Curves", lines.curves),
@@ -39,8 +33,11 @@ SECTIONS: list[tuple[str, str, Callable[[Any], list[Figure]]]] = [
 ]
 
 
-def study_page(result: Result) -> str:
-    """Return a self-contained page of a study, from the values of its result.json."""
+def study_page(result: Result, answers: Mapping[str, str] | None = None) -> str:
+    """Return a self-contained page of a study, from the values of its result.json.
+
+    answers: the first thing to read, a text for each question (`moiety.lab.headline`).
+    """
     result = _finite(result)
     plotly, script = plotly_script(), (TEMPLATES / "study.js").read_text(encoding="utf-8")
     sections, specs = _number({name: make(result) for name, _, make in SECTIONS})
@@ -48,17 +45,19 @@ def study_page(result: Result) -> str:
         "study.html",
         title=result["title"],
         result=result,
+        answers=answers or {},
+        warnings=_warnings(result),
         facts=_facts(result),
         verdicts=[_verdict(result, claim) for claim in result["claims"]],
         tally=_tally(result["claims"]),
-        columns=_columns(result),
-        better=_better(list(result["metrics"].values())),
-        rows_of_arms=[_row(result, arm) for arm in result["arms"]],
+        columns=arms.columns(result),
+        better=arms.better(result["metrics"].values()),
+        rows_of_arms=[arms.row(result, arm) for arm in result["arms"]],
         failures=[[f["arm"], str(f["seed"]), f["error"]] for f in result["failures"]],
         notes=_notes(result["notes"]),
         looks=_looks(result["looks"]),
         sections=sections,
-        titles={name: title for name, title, _ in SECTIONS},
+        titles=titles(),
         legend=[name for _, name in SHADES],
         unseen_gates=_unseen(result),
         search=_search(result),
@@ -69,6 +68,11 @@ def study_page(result: Result) -> str:
         data=data_block(specs),
         allowed=" ".join(map(fingerprint, filter(None, (plotly, script)))),
     )
+
+
+def titles() -> dict[str, str]:
+    """The headings of the sections with plots, by their names."""
+    return {name: title for name, title, _ in SECTIONS}
 
 
 def _number(
@@ -119,33 +123,53 @@ def _when(text: str) -> str:
     return text.replace("T", " ").replace("+00:00", " UTC")
 
 
+def _warnings(result: Result) -> list[dict[str, str]]:
+    """What a reader must know before the answers, each with the section that tells more."""
+    found = []
+    if result["scale"] == "smoke":
+        text = "A smoke test: too short for conclusions."
+        found.append({"text": text, "to": "made", "more": "How it was made"})
+    leaks = sum(note["leak"] for note in _notes(result["notes"]))
+    if leaks:
+        text = f"The data may give the answer away: {leaks} suspected leak{'s' * (leaks != 1)}."
+        found.append({"text": text, "to": "notes", "more": "What was found"})
+    for name, arm in ((result.get("tuning") or {}).get("arms") or {}).items():
+        if arm.get("failure"):
+            text = f"{name} was not measured: {arm['failure']}"
+            found.append({"text": text, "to": "search", "more": titles()["search"]})
+    if result["failures"]:
+        count, names = len(result["failures"]), {each["arm"]: 0 for each in result["failures"]}
+        trials = count + sum(arm["finished"] for arm in result["arms"])
+        text = f"{count} of {trials} trials failed ({', '.join(names)})."
+        found.append({"text": text, "to": "failures", "more": "Their errors"})
+    return found
+
+
 def _tally(claims: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """How many claims got each verdict, in fixed order."""
     words = [claim["verdict"]["word"] for claim in claims]
-    return [(word, words.count(word)) for word in SIGNS if word in words]
+    return [(word, words.count(word)) for word in VERDICTS if word in words]
 
 
 def _verdict(result: Result, claim: Mapping[str, Any]) -> dict[str, Any]:
     form, verdict = form_of(result, claim["metric"]), claim["verdict"]
     low, high = verdict["interval"] or (None, None)
     facts = {
-        "Effect": difference(verdict["effect"], form),
-        "95 % interval": difference_interval(low, high, form),
-        "δ": difference(claim["margin"], form, signed=False),
+        "Smallest effect that matters (δ)": difference(claim["margin"], form, signed=False),
+        "Smallest detectable": difference(verdict["detectable"], form, signed=False),
+        "p, adjusted": f"{_p(verdict['p'])} (level {verdict['level']:.2g})",
         "Seeds": str(verdict["seeds"]),
         "Look": str(claim["look"]),
-        "p, adjusted": f"{_p(verdict['p'])} (level {verdict['level']:.2g})",
-        "Detectable": difference(verdict["detectable"], form, signed=False),
     }
     if claim["failed"]:
         facts["Failed trials"] = str(claim["failed"])
-    symbol = ">" if claim["kind"] == "greater" else "≈"
     return {
         "word": verdict["word"],
-        "sign": SIGNS[verdict["word"]],
-        "name": f"{claim['a']} {symbol} {claim['b']}",
-        "metric": label_of(result, claim["metric"]),
+        "sign": VERDICTS[verdict["word"]],
         "sentence": sentence(claim, form),
+        "metric": label_of(result, claim["metric"]),
+        "effect": difference(verdict["effect"], form),
+        "interval": difference_interval(low, high, form),
         "facts": facts,
         **{key: claim[key] for key in ("tier", "quote", "mark", "number", "reason")},
         "would_change": claim["would_change"],
@@ -154,61 +178,6 @@ def _verdict(result: Result, claim: Mapping[str, Any]) -> dict[str, Any]:
 
 def _p(p: float) -> str:
     return "< 0.001" if p < 1e-3 else f"{p:.2g}"
-
-
-# -- arms ------------------------------------------------------------------------------------------
-
-Cell = dict[str, Any]  # the text, a smaller one below it, and what it is sorted by
-COSTS: list[tuple[str, str, Callable[[Mapping[str, Any]], Any], Callable[[Any], str]]] = [
-    (
-        "Active FLOPs",
-        "per example",
-        lambda a: a["cost"].get("flops"),
-        lambda v: quantity(v, THOUSANDS),
-    ),
-    ("Parameters", "", lambda a: a["cost"].get("parameters"), lambda v: quantity(v, THOUSANDS)),
-    ("Memory", "", lambda a: a["cost"].get("memory"), lambda v: quantity(v, BYTES, "B")),
-    ("Examples", "seen", lambda a: a.get("examples"), lambda v: number(v, ",d")),
-    ("Time", "of a trial", lambda a: a["cost"].get("seconds"), duration),
-]
-
-
-def _shown_costs(result: Result) -> list[Any]:
-    """The columns that at least one arm has a number for."""
-    return [cost for cost in COSTS if any(not missing(cost[2](arm)) for arm in result["arms"])]
-
-
-def _columns(result: Result) -> list[dict[str, str]]:
-    columns = [{"label": "Arm", "note": "", "first": "ascending"}]
-    for metric in result["metrics"].values():
-        first = "descending" if metric["better"] == "higher" else "ascending"
-        columns.append({"label": metric["label"], "note": metric["split"], "first": first})
-    for label, note, _, _ in _shown_costs(result):
-        columns.append({"label": label, "note": note, "first": "ascending"})
-    return [*columns, {"label": "Trials", "note": "finished", "first": "descending"}]
-
-
-def _better(metrics: Iterable[Mapping[str, str]]) -> str:
-    """Which way each metric is better, in a sentence."""
-    ways = {way: [m["label"] for m in metrics if m["better"] == way] for way in ("higher", "lower")}
-    parts = [f"{way} is better for {' and '.join(names)}" for way, names in ways.items() if names]
-    text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
-
-
-def _row(result: Result, arm: Mapping[str, Any]) -> list[Cell]:
-    cells: list[Cell] = [{"text": arm["name"], "small": "", "value": arm["name"]}]
-    for name in result["metrics"]:
-        value, form = arm["metrics"].get(name) or {}, form_of(result, name)
-        spread = interval(value.get("low"), value.get("high"), form)
-        cells.append(
-            {"text": number(value.get("mean"), form), "small": spread}
-            | {"value": value.get("mean")}
-        )
-    for _, _, get, write in _shown_costs(result):
-        cells.append({"text": write(get(arm)), "small": "", "value": get(arm)})
-    failed = f"{arm['failed']} failed" if arm["failed"] else ""
-    return [*cells, {"text": str(arm["finished"]), "small": failed, "value": arm["finished"]}]
 
 
 # -- the rest --------------------------------------------------------------------------------------

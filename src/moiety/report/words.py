@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MISSING = "–"
+VERDICTS = {"holds": "✓", "reversed": "↓", "negligible": "≈", "undecided": "?"}
 THOUSANDS = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
 BYTES = [(2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB")]
 
@@ -38,6 +39,13 @@ def difference(value: float | None, form: str, *, signed: bool = True) -> str:
     return _minus(f"{100 * value:{sign}.{int(percent[1]) + 1}f}") + " points"
 
 
+def margin(value: float, form: str) -> str:
+    """Write the smallest difference that matters, without the zeros at its end."""
+    if not form.endswith("%"):
+        return number(value, form)
+    return f"{100 * value:g} point{'s' * (f'{100 * value:g}' != '1')}"
+
+
 def difference_interval(low: float | None, high: float | None, form: str) -> str:
     """Write the interval of a difference, with its unit once."""
     if missing(low) or missing(high):
@@ -65,7 +73,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None or missing(seconds):
         return MISSING
     if seconds < 59.95:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f}".removesuffix(".0") + " s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02} s"

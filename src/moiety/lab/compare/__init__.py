@@ -11,11 +11,9 @@ study = from_toml("runs/compare/adult/study.toml")     # what `moiety compare` w
 | `task.py` | inputs, losses and measures of a problem |
 | `measure.py` | what an arm costs and where its tokens go |
 | `study.py` | the study: arms, metrics, claims, a trial, its speed |
-| `headline.py` | what the result says, in a sentence |
 """
 
 from .asked import Asked, read_asked, write_asked
-from .headline import headline
 from .study import from_toml, make_study
 
-__all__ = ["Asked", "from_toml", "headline", "make_study", "read_asked", "write_asked"]
+__all__ = ["Asked", "from_toml", "make_study", "read_asked", "write_asked"]

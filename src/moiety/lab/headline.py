@@ -1,0 +1,137 @@
+"""What a result says in plain words: which arm is best, how sure that is, and what it costs.
+
+answers(result)     # {"Best": "top-k: Accuracy …", "How sure": "…", "Cost": "…"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..models.mixture import DENSE
+from ..report import words
+from .statistics import paired, t_interval
+
+Result = Mapping[str, Any]
+FEW = 4  # arms that are named one by one
+COSTS = {
+    "flops": ("active FLOPs an example", lambda v: words.quantity(v, words.THOUSANDS)),
+    "parameters": ("parameters", lambda v: words.quantity(v, words.THOUSANDS)),
+    "memory": ("of memory", lambda v: words.quantity(v, words.BYTES, "B")),
+    "seconds": ("a trial", words.duration),
+}
+
+
+def answers(result: Result) -> dict[str, str]:
+    """The best arm by the main metric, what is known of the others, and the cost, a text each."""
+    main = result["main"]
+    way = result["metrics"][main]["better"]
+    means = {arm["name"]: arm["metrics"][main]["mean"] for arm in result["arms"]}
+    means = {name: mean for name, mean in means.items() if mean is not None}
+    if not means:
+        return {"Best": "No trial came to an end, so that there is nothing to say."}
+    said = {}
+    if way and len(means) > 1:
+        best = (min if way == "lower" else max)(means, key=lambda name: means[name])
+        equal = [name for name in means if name != best and not told_apart(result, best, name)]
+        alone = len(equal) < len(means) - 1
+        ahead = "" if alone else "No arm stands out; ahead is "
+        said["Best"] = f"{ahead}{_value(result, best)}."
+        said["How sure"] = " ".join(filter(None, (_sure(result, equal, alone), _claims(result))))
+    else:
+        best = next(iter(means))
+        said["Found"] = "; ".join(_value(result, name) for name in means) + "."
+        said["How sure"] = _claims(result) or f"{_seeds(result)}, and nothing to compare with."
+    return said | _cost(result, best)
+
+
+def _value(result: Result, name: str) -> str:
+    """An arm with its main metric and the interval of it."""
+    about = result["metrics"][result["main"]]
+    found = next(arm for arm in result["arms"] if arm["name"] == name)["metrics"][result["main"]]
+    label, comma, over = about["label"].partition(",")  # "Accuracy, mean of two targets"
+    spread = words.interval(found.get("low"), found.get("high"), about["format"])
+    spread = f" (95\N{NO-BREAK SPACE}% interval {spread})" if spread else ""
+    on = f"{comma} on {about['split']} data" if about["split"] else ""
+    mean = words.number(found["mean"], about["format"])
+    return f"{name}: {label} {mean}{comma}{over}{on}{spread}"
+
+
+# -- how sure --------------------------------------------------------------------------------------
+
+
+def told_apart(result: Result, best: str, other: str) -> bool:
+    """Whether the interval of their paired difference leaves out zero.
+
+    The best one was chosen by the same numbers, and so the level is shared among all others.
+    """
+    main = result["main"]
+    values = {
+        arm["name"]: {int(seed): value for seed, value in arm["metrics"][main]["values"].items()}
+        for arm in result["arms"]
+    }
+    try:
+        differences = paired(values[best], values[other])
+    except ValueError:  # fewer than two seeds in common
+        return False
+    others = max(len(result["arms"]) - 1, 1)
+    low, high = t_interval(differences, level=1 - 0.05 / others)
+    return not low <= 0 <= high
+
+
+def _sure(result: Result, equal: Sequence[str], alone: bool) -> str:
+    seeds = _seeds(result)
+    if not equal:
+        return f"With {seeds} it can be told from every other arm."
+    return f"With {seeds} it cannot be told from {few(equal) if alone else 'any other arm'}."
+
+
+def _claims(result: Result) -> str:
+    """The verdicts: which arms beat dense where that was the question, else how many got which."""
+    claims = result["claims"]
+    if not claims:
+        return ""
+    if any(
+        c["b"] != DENSE or c["kind"] != "greater" or c["metric"] != result["main"] for c in claims
+    ):
+        counted = [c["verdict"]["word"] for c in claims]
+        parts = [f"{counted.count(w)} {w}" for w in words.VERDICTS if w in counted]
+        return f"Verdicts on {len(claims)} claim{'s' * (len(claims) != 1)}: {', '.join(parts)}."
+    by = {w: [c["a"] for c in claims if c["verdict"]["word"] == w] for w in words.VERDICTS}
+    form = result["metrics"][result["main"]]["format"]
+    margin = listed(sorted({words.margin(c["margin"], form) for c in claims}))
+    said = f"Shown to be better than dense by more than {margin}: {few(by['holds']) or 'none'}"
+    for word, text in (("reversed", "worse"), ("negligible", "equal within that")):
+        said += f"; {text}: {few(by[word])}" if by[word] else ""
+    return said + (f"; {len(by['undecided'])} undecided." if by["undecided"] else ".")
+
+
+def _seeds(result: Result) -> str:
+    return f"{result['seeds']} seed{'s' * (result['seeds'] != 1)}"
+
+
+# -- at what cost ----------------------------------------------------------------------------------
+
+
+def _cost(result: Result, best: str) -> dict[str, str]:
+    """What the best arm costs, with dense in brackets."""
+    costs = {arm["name"]: arm["cost"] for arm in result["arms"]}
+    beside = costs.get(DENSE) if best != DENSE else None
+    parts: list[str] = []
+    for name, (unit, write) in COSTS.items():
+        if costs[best].get(name) is None:
+            continue
+        other = beside.get(name) if beside else None
+        with_dense = "" if other is None else f" ({'dense: ' * (not parts)}{write(other)})"
+        parts.append(f"{write(costs[best][name])}{with_dense} {unit}")
+    return {"Cost": f"{listed(parts)}."} if parts else {}
+
+
+def few(names: Sequence[str]) -> str:
+    """Some names, or how many there are."""
+    return listed(names) if len(names) <= FEW else f"{len(names)} arms"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names with commas, and "and" before the last."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
