@@ -5,7 +5,7 @@ import math
 from dataclasses import asdict
 
 from moiety.lab.claims import equivalent, greater
-from moiety.lab.judging import judge, would_change
+from moiety.lab.judging import claims_sha256, judge, would_change
 from moiety.lab.result import _summary
 from moiety.lab.statistics import paired
 
@@ -130,7 +130,13 @@ RESULT = {
     "deviations": ["handwritten digits of 8 × 8 pixels instead of MNIST", "8 experts, not 16"],
     "budget": {"seconds": 600, "equal": "flops", "device": "cpu", "per_trial": 9.1e10, "arms": {}},
     "looks": [
-        {"look": 1, "seeds": 5, "trials_sha256": "9f2c" * 16, "when": "2026-11-15T14:02:11+00:00"}
+        {
+            "look": 1,
+            "seeds": 5,
+            "trials_sha256": "9f2c" * 16,
+            "claims_sha256": claims_sha256(_claims(), METRICS),
+            "when": "2026-11-15T14:02:11+00:00",
+        }
     ],
     "trials_sha256": "9f2c" * 16,
     "main": "accuracy",

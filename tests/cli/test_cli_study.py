@@ -141,3 +141,24 @@ def test_what_a_search_left_out_and_who_corrects_over_a_paper_is_told(moiety):
         assert out.count(lost) == 1
         assert "wide > narrow" in out and "undecided" in out
         assert "corrected over all of its claims: moiety study claims" in out
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("result.json", '"word": "undecided"', '"word": "holds"', "and follows as 'undecided'"),
+        ("result.json", '"schema": 1', '"schema": 2', "a result has schema 1, got 2"),
+        ("study.json", '"name"', '"nom"', "is not as a run wrote it (study.json has other names"),
+        ("plan.json", "{", "[] and {", "is not readable JSON"),
+        ("looks.json", '"look": 1', '"look": 0', "is not as a run wrote it (looks.json[0].look"),
+    ],
+)
+def test_a_file_that_was_edited_is_told(moiety, file, old, new, said):
+    moiety("study", "run", TOY, "--scale", "smoke", "--seeds", 2, "--out", "here")
+    path = Path("here", file)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    code, _, err = moiety("study", "show", "here")
+    assert code == 2 and err.count("\n") == 1
+    assert str(path) in err and said in err

@@ -142,7 +142,7 @@ def numbers(*looks):
     """The number of each look at (seeds, trials), one after the other."""
     kept, said = [], []
     for seeds, sha in looks:
-        number, kept = next_look(kept, seeds, sha)
+        number, kept = next_look(kept, seeds, trials_sha256=sha)
         said.append(number)
     return said
 
@@ -159,8 +159,8 @@ def test_looks_are_counted():
 
 def test_a_look_is_recorded_once_and_leaves_the_given_list_alone():
     before = [{"look": 1, "seeds": 5, "trials_sha256": "A", "when": "then"}]
-    assert next_look(before, 5, "A") == (1, before)
-    number, after = next_look(before, 8, "B")
+    assert next_look(before, 5, trials_sha256="A") == (1, before)
+    number, after = next_look(before, 8, trials_sha256="B")
     assert number == 2 and after[0] == before[0] and len(before) == 1
     assert (after[1]["look"], after[1]["seeds"]) == (2, 8)
 
@@ -174,6 +174,24 @@ def test_more_seeds_pay_for_the_second_look(tmp_path):
     assert [look["seeds"] for look in second["looks"]] == [5, 10]
     assert {claim["look"] for claim in second["claims"]} == {2}
     assert second["claims"][0]["verdict"]["level"] == spent(2) < spent(1)
+
+
+@pytest.mark.parametrize(
+    ("claims", "look"),
+    [
+        ([greater("a", "b", 0.01, **WORDS | {"quote": "said otherwise"}), CLAIMS[1]], 1),
+        (CLAIMS[::-1], 1),
+        ([greater("a", "b", 0.005, **WORDS), CLAIMS[1]], 2),
+        ([greater("b", "a", 0.01, **WORDS), CLAIMS[1]], 2),
+        (CLAIMS[:1], 2),
+    ],
+)
+def test_claims_that_are_changed_when_results_are_known_pay_too(tmp_path, claims, look):
+    first = whole(tmp_path)
+    again = make_result(make_study(claims), VALUES, tmp_path, looks=first["looks"])
+    assert again["trials_sha256"] == first["trials_sha256"]
+    assert {claim["look"] for claim in again["claims"]} == {look}
+    assert len(again["looks"]) == look
 
 
 def test_the_hash_is_of_keys_and_metrics_in_any_order():
@@ -215,7 +233,7 @@ def test_the_hash_is_of_keys_and_metrics_in_any_order():
         ("arms.1.name", "z", "the claim on a and b names an arm that is not there: 'b'"),
         ("claims.0.metric", "auc", "names a metric that is not there: 'auc'"),
         ("claims.0.margin", 0, "margin must be a positive number"),
-        ("claims.0.margin", 0.2, "of the verdict on a and b"),
+        ("claims.0.margin", 0.2, "look of the claim on a and b is 1, and follows as None"),
         ("claims.0.tier", "rough", "one of 'exact'"),
         ("claims.0.differences.0", 0.5, "differences of the claim on a and b"),
         ("claims.0.differences", [], "differences of the claim on a and b"),

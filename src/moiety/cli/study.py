@@ -150,16 +150,17 @@ def show_study(study: Any) -> None:
 
 def show_run(console: Console, folder: Path) -> None:
     """How the run in a folder stands."""
-    from ..io import read_json
     from ..lab.driver import open_run
+    from ..lab.run import read_about
+    from ..lab.schema import read_result
 
-    about = read_json(folder / "study.json")
+    about = read_about(folder)
     run = open_run(about["reference"], scale=about["scale"], out=folder, device=about["device"])
     run.draft_plan(None, None, None, None)
     run.arms = run.plan["arms"]
     show_plan(console, run)
     if (folder / "result.json").is_file():
-        show_verdicts(console, read_json(folder / "result.json"))
+        show_verdicts(console, read_result(folder / "result.json"))
     typer.echo(f"Command: {about['command']}")
 
 

@@ -16,13 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import io
 from ..report.words import difference, difference_interval, sentence
 from .claims import Claim
 from .judging import judge, would_change
 from .loading import list_studies, load_study
 from .result import NOT_THE_ARM
-from .schema import check_result
+from .schema import read_result
 from .study import Study
 from .tuning import without_settings
 
@@ -105,8 +104,7 @@ def _read(study: Study, path: Path) -> tuple[dict[str, Any] | None, str]:
     if not path.exists():
         return None, NOT_RUN
     try:
-        result = io.read_json(path)
-        check_result(result)
+        result = read_result(path)
     except ValueError as error:
         return None, f"unusable result: {error}"
     if result["study"] != study.name:

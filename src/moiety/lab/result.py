@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from .claims import Claim
-from .judging import judge, would_change
+from .judging import claims_sha256, judge, would_change
 from .schema import SCHEMA, check_result
 from .statistics import paired, t_interval
 from .store import Store, Trial
@@ -50,11 +50,15 @@ def summarise(
     """Put together the result of the main trials of a study, all of which have ended."""
     done, failed = _ended(store, trials)
     seeds, versions = len({trial.seed for trial in trials}), _versions(done | failed)
-    look, taken = next_look(looks, seeds, trials_sha256(done | failed))
     arms = {arm: [t for t in trials if t.arm == arm] for arm in study.arms}
     lost = without_settings(tuning)
     arms = {arm: mine for arm, mine in arms.items() if mine or arm in lost}
     records = {arm: [done[t.key] for t in mine if t.key in done] for arm, mine in arms.items()}
+    metrics = {name: asdict(metric) for name, metric in study.metrics.items()}
+    claims = [claim for claim in study.claims if {claim.a, claim.b} <= arms.keys()]
+    hashes = {"trials_sha256": trials_sha256(done | failed)}
+    hashes["claims_sha256"] = claims_sha256(map(asdict, claims), metrics)
+    look, taken = next_look(looks, seeds, **hashes)
     result = {
         "schema": SCHEMA,
         "study": study.name,
@@ -73,11 +77,11 @@ def summarise(
         "deviations": list(study.deviations),
         "budget": plan.get("budget"),
         "looks": taken,
-        "trials_sha256": trials_sha256(done | failed),
+        "trials_sha256": hashes["trials_sha256"],
         "main": study.main,
-        "metrics": {name: asdict(metric) for name, metric in study.metrics.items()},
+        "metrics": metrics,
         "arms": [_arm(study, arm, mine, records[arm], scale) for arm, mine in arms.items()],
-        "claims": _claims(study, records, failed, look, lost),
+        "claims": _claims(claims, study.metrics, records, failed, look, lost),
         "failures": [_failure(record) for record in failed.values()],
         "tuning": dict(tuning) if tuning else None,
         "curves": _curves({arm: _rows(store, mine, done) for arm, mine in arms.items()}),
@@ -92,21 +96,20 @@ def summarise(
 
 
 def next_look(
-    looks: Sequence[Mapping[str, Any]], seeds: int, sha: str
+    looks: Sequence[Mapping[str, Any]], seeds: int, **hashes: str
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The number of the look at these trials, and all looks with it.
+    """The number of the look at these trials by these claims, and all looks with it.
 
-    Trials that were looked at before keep their number. Any others, more seeds or fewer or changed
-    settings, are one look more, which `statistics.spent` makes pay; only the very first is the
-    first.
+    What was looked at before keeps its number. Any other trials, more seeds or fewer or changed
+    settings, and any other claims, such as a margin that was changed when results were known, are
+    one look more, which `statistics.spent` makes pay; only the very first is the first.
     """
     taken = [dict(look) for look in looks]
     for look in taken:
-        if look["trials_sha256"] == sha:
+        if hashes.items() <= look.items():
             return look["look"], taken
     number = 1 + max((look["look"] for look in taken), default=0)
-    this = {"look": number, "seeds": seeds, "trials_sha256": sha, "when": _now()}
-    return number, [*taken, this]
+    return number, [*taken, {"look": number, "seeds": seeds, **hashes, "when": _now()}]
 
 
 def trials_sha256(records: Mapping[str, Record]) -> str:
@@ -194,18 +197,18 @@ def _most(records: Sequence[Record], name: str) -> float | None:
 
 
 def _claims(
-    study: Study,
+    claims: Sequence[Claim],
+    metrics: Mapping[str, Metric],
     records: Mapping[str, Sequence[Record]],
     failed: Mapping[str, Record],
     look: int,
     lost: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """The claims on arms of the plan, with their verdicts, corrected over this study."""
-    claims = [claim for claim in study.claims if {claim.a, claim.b} <= records.keys()]
-    rows = [_evidence(claim, study.metrics[claim.metric], records, failed) for claim in claims]
+    rows = [_evidence(claim, metrics[claim.metric], records, failed) for claim in claims]
     rows = [{**row, "look": look} for row in rows]
     for row, verdict in zip(rows, judge(rows)):
-        form = study.metrics[row["metric"]].format
+        form = metrics[row["metric"]].format
         row["verdict"] = verdict
         row["would_change"] = would_change(row, verdict, form=form, claims=len(rows), lost=lost)
     return rows

@@ -14,21 +14,40 @@ from .. import io
 from .executors import Executor, Job, Outcome
 from .plan import PILOT_SEED, Plan, check_pilot, fix_budget, fix_seeds, seeds_from_pilot
 from .progress import Course
+from .shapes import LOOK, check, one_or_more, plain, text
 from .store import Store, Trial
 from .study import Study
 from .trials import Maker
 
+ABOUT = dict.fromkeys(("name", "reference", "scale", "device", "command", "created"), text)
+ABOUT |= {"seeds": one_or_more}
+
 
 def read_looks(folder: Path) -> list[dict[str, Any]]:
     """Each time that verdicts were seen."""
-    path = folder / "looks.json"
-    return io.read_json(path) if path.exists() else []
+    return _read(folder / "looks.json", [LOOK]) or []
 
 
 def read_plan(folder: Path) -> Plan:
     """The plan that a folder is fixed to, if any."""
-    path = folder / "plan.json"
-    return io.read_json(path) if path.exists() else {}
+    return _read(folder / "plan.json", plain) or {}
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What runs in a folder, if anything."""
+    return _read(folder / "study.json", ABOUT) or {}
+
+
+def _read(path: Path, shape: Any) -> Any:
+    """Read a file that a run wrote; None where there is none."""
+    if not path.exists():
+        return None
+    value = io.read_json(path)
+    try:
+        check(value, shape, path.name)
+    except ValueError as error:
+        raise ValueError(f"{path} is not as a run wrote it ({error}); restore it") from error
+    return value
 
 
 class Run:
@@ -62,8 +81,7 @@ class Run:
 
     def check_folder(self) -> dict[str, Any]:
         """Refuse a folder of another study or scale; return what study.json says."""
-        path = self.folder / "study.json"
-        before = io.read_json(path) if path.exists() else {}
+        before = read_about(self.folder)
         for name, value in (("name", self.study.name), ("scale", self.scale)):
             if before and before[name] != value:
                 raise ValueError(

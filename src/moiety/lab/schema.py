@@ -1,20 +1,32 @@
 """What a result file must hold (schema 1): types, ranges, and numbers that follow from each other.
 
-check_result(io.read_json("results/lab-routers.json"))     # raises one sentence, or nothing
+result = read_result("results/lab-routers.json")     # or one sentence that says what is wrong
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from .judging import judge
+from .. import io
+from .judging import claims_sha256, judge
 from .shapes import RESULT, check, number
 from .statistics import paired, t_interval
 
 SCHEMA = 1
+
+
+def read_result(path: str | Path) -> dict[str, Any]:
+    """Read a result file and check it; the sentence names the file."""
+    result = io.read_json(path)
+    try:
+        check_result(result)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return result
 
 
 def check_result(value: Any) -> None:
@@ -45,7 +57,6 @@ def _check_summary(summary: Mapping[str, Any], where: str) -> None:
 def _check_claims(result: Mapping[str, Any]) -> None:
     """Differences are those of the arms, and verdicts those of the differences."""
     arms = {arm["name"]: arm["metrics"] for arm in result["arms"]}
-    looks = {look["trials_sha256"]: look["look"] for look in result["looks"]}
     for claim in result["claims"]:
         where = f"the claim on {claim['a']} and {claim['b']}"
         for arm in (claim["a"], claim["b"]):
@@ -58,11 +69,18 @@ def _check_claims(result: Mapping[str, Any]) -> None:
             a, b = b, a
         right = paired({int(k): v for k, v in a.items()}, {int(k): v for k, v in b.items()})
         _same(claim["differences"], right, f"differences of {where}")
-        _same(claim["look"], looks.get(result["trials_sha256"]), f"look of {where}")
+        _same(claim["look"], _look(result), f"look of {where}")
     for claim, verdict in zip(result["claims"], judge(result["claims"])):
         for name, right in verdict.items():
             where = f"{name} of the verdict on {claim['a']} and {claim['b']}"
             _same(claim["verdict"][name], right, where)
+
+
+def _look(result: Mapping[str, Any]) -> int | None:
+    """The number of the look at these trials by these claims."""
+    hashes = {"trials_sha256": result["trials_sha256"]}
+    hashes["claims_sha256"] = claims_sha256(result["claims"], result["metrics"])
+    return next((each["look"] for each in result["looks"] if hashes.items() <= each.items()), None)
 
 
 def _same(value: Any, right: Any, where: str) -> None:

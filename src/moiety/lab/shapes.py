@@ -106,7 +106,13 @@ LOADS = Each([number])
 TRAJECTORIES = Each({"step": [count], "values": [[number]]})
 EXTRA = {**dict.fromkeys(COST, Maybe(number)), "loads": LOADS, "trajectories": TRAJECTORIES}
 
-LOOK = {"look": one_or_more, "seeds": one_or_more, "trials_sha256": sha256, "when": text}
+LOOK = {
+    "look": one_or_more,
+    "seeds": one_or_more,
+    "trials_sha256": sha256,
+    "claims_sha256": sha256,
+    "when": text,
+}
 METRIC = {
     "label": text,
     "better": one_of("higher", "lower", ""),
