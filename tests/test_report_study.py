@@ -16,6 +16,7 @@ from moiety.report.words import (
     difference,
     duration,
     interval,
+    margin,
     number,
     quantity,
     sentence,
@@ -127,6 +128,8 @@ def test_answers_and_warnings_come_first():
         '1 of 30 trials failed (switch). <a href="#failures">',
     ):
         assert text in first, text
+    (search,) = [spec for spec in plots(html).values() if "Best" in str(spec["layout"]["yaxis"])]
+    assert "dense" not in [trace["name"] for trace in search["data"]]  # there is nothing to draw
     assert 'class="short"' not in study_page(studied.smallest())
 
 
@@ -134,8 +137,9 @@ def test_arms_have_intervals_and_are_sorted_by_buttons():
     html = study_page(studied.result())
     (table,) = re.findall(r'<table class="results sortable">.*?</table>', html, re.S)
     heads = re.findall(r"<th scope=\"col\"[^>]*><button type=\"button\">([^<]+)</button>", table)
-    assert heads[:3] == ["Arm", "Accuracy", "Loss"]
-    assert heads[-1] == "Trials"
+    costs = ["Active FLOPs", "Parameters", "Memory", "Examples", "Time"]
+    assert heads == ["Arm", "Accuracy", *costs, "Loss", "Dead experts", "Trials"]
+    assert "<small>validation, lower is better</small>" in table
     for arm in studied.RESULT["arms"]:
         value = arm["metrics"]["accuracy"]
         text = f"{value['mean']:.1%}<small>{value['low']:.1%} to {value['high']:.1%}</small>"
@@ -271,7 +275,11 @@ def test_points_that_coincide_are_moved_apart_and_others_are_not():
         (difference(0.005, ".1%", signed=False), "0.50 points"),
         (quantity(2.26e6, THOUSANDS), "2.26 M"),
         (quantity(950, THOUSANDS), "950"),
+        (duration(0.0341), "0.034 s"),
         (duration(6.26), "6.3 s"),
+        (margin(0.005, ".1%"), "0.5 points"),
+        (margin(0.01, ".1%"), "1 point"),
+        (margin(0.05, ".3f"), "0.050"),
         (duration(119.9), "2 min 00 s"),
         (duration(3725), "1 h 02 min"),
     ],

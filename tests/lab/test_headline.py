@@ -61,7 +61,7 @@ def test_lower_may_be_better_and_a_count_has_no_best():
 
 def test_claims_that_are_not_about_dense_are_counted():
     said = answers(result({"dense": DENSE, "a": BETTER}, {"a": "holds"}, kind="equivalent"))
-    assert said["How sure"].endswith("Verdicts on 1 claim: 1 holds.")
+    assert said["How sure"].endswith("Verdicts on 1 claim: holds 1.")
 
 
 def test_the_cost_is_beside_that_of_dense():

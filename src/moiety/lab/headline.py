@@ -95,7 +95,7 @@ def _claims(result: Result) -> str:
         c["b"] != DENSE or c["kind"] != "greater" or c["metric"] != result["main"] for c in claims
     ):
         counted = [c["verdict"]["word"] for c in claims]
-        parts = [f"{counted.count(w)} {w}" for w in words.VERDICTS if w in counted]
+        parts = [f"{w} {counted.count(w)}" for w in words.VERDICTS if w in counted]
         return f"Verdicts on {len(claims)} claim{'s' * (len(claims) != 1)}: {', '.join(parts)}."
     by = {w: [c["a"] for c in claims if c["verdict"]["word"] == w] for w in words.VERDICTS}
     form = result["metrics"][result["main"]]["format"]

@@ -1,6 +1,6 @@
 """The table of arms: what each reached, with its interval, and what it cost."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .figures import form_of
@@ -28,37 +28,43 @@ def _costs(result: Result) -> list[Any]:
 
 
 def columns(result: Result) -> list[dict[str, str]]:
-    columns = [{"label": "Arm", "note": "", "first": "ascending"}]
-    for metric in result["metrics"].values():
-        first = "descending" if metric["better"] == "higher" else "ascending"
-        columns.append({"label": metric["label"], "note": metric["split"], "first": first})
-    for label, note, _, _ in _costs(result):
-        columns.append({"label": label, "note": note, "first": "ascending"})
-    return [*columns, {"label": "Trials", "note": "finished", "first": "descending"}]
+    """The headings: the main metric and the costs are in sight first, other metrics follow."""
+    heads = [{"label": "Arm", "note": "", "first": "ascending"}]
+    main, *others = [_metric(result["metrics"][name]) for name in _metrics(result)]
+    costs = [
+        {"label": label, "note": note, "first": "ascending"} for label, note, *_ in _costs(result)
+    ]
+    trials = {"label": "Trials", "note": "finished", "first": "descending"}
+    return [*heads, main, *costs, *others, trials]
 
 
-def better(metrics: Iterable[Mapping[str, str]]) -> str:
-    """Which way metrics are better, in a sentence."""
-    ways: dict[str, list[str]] = {"higher": [], "lower": [], "": []}
-    for metric in metrics:
-        ways[metric["better"]].append(metric["label"])
-    found = [way for way, labels in ways.items() if labels]
-    if len(found) == 1 and found != [""]:
-        return f"{found[0].capitalize()} is better."
-    parts = [f"{way} is better for {' and '.join(ways[way])}" for way in found if way]
-    return f"{'; '.join(parts).capitalize()}." if parts else ""
+def _metric(metric: Mapping[str, str]) -> dict[str, str]:
+    way = {"higher": "", "lower": "lower is better", "": "for information"}[metric["better"]]
+    first = "descending" if metric["better"] == "higher" else "ascending"
+    note = ", ".join(filter(None, (metric["split"], way)))
+    return {"label": metric["label"], "note": note, "first": first}
+
+
+def _metrics(result: Result) -> list[str]:
+    """The names of the metrics, the main one first."""
+    return sorted(result["metrics"], key=lambda name: name != result["main"])
 
 
 def row(result: Result, arm: Mapping[str, Any]) -> list[Cell]:
-    cells: list[Cell] = [{"text": arm["name"], "small": "", "value": arm["name"]}]
-    for name in result["metrics"]:
-        value, form = arm["metrics"].get(name) or {}, form_of(result, name)
-        spread = interval(value.get("low"), value.get("high"), form)
-        cells.append(
-            {"text": number(value.get("mean"), form), "small": spread}
-            | {"value": value.get("mean")}
-        )
-    for _, _, get, write in _costs(result):
-        cells.append({"text": write(get(arm)), "small": "", "value": get(arm)})
+    """The cells of an arm, as `columns` has them."""
+    main, *others = [_reached(result, arm, name) for name in _metrics(result)]
+    costs = [
+        {"text": write(get(arm)), "small": "", "value": get(arm)}
+        for _, _, get, write in _costs(result)
+    ]
+    name = {"text": arm["name"], "small": "", "value": arm["name"]}
     failed = f"{arm['failed']} failed" if arm["failed"] else ""
-    return [*cells, {"text": str(arm["finished"]), "small": failed, "value": arm["finished"]}]
+    trials = {"text": str(arm["finished"]), "small": failed, "value": arm["finished"]}
+    return [name, main, *costs, *others, trials]
+
+
+def _reached(result: Result, arm: Mapping[str, Any], name: str) -> Cell:
+    value, form = arm["metrics"].get(name) or {}, form_of(result, name)
+    spread = interval(value.get("low"), value.get("high"), form)
+    mean = value.get("mean")
+    return {"text": number(mean, form), "small": spread, "value": mean}

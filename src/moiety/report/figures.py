@@ -68,6 +68,11 @@ def label_of(result: Mapping[str, Any], metric: str) -> str:
     return known["label"] if known else metric[:1].upper() + metric[1:]
 
 
+def brief(label: str) -> str:
+    """A label for an axis, without what follows a comma; the title has all of it."""
+    return label.split(",")[0]
+
+
 # -- verdicts --------------------------------------------------------------------------------------
 
 
@@ -99,7 +104,7 @@ def forest(result: Mapping[str, Any]) -> list[Figure]:
             "In units of δ, the smallest effect that matters: the band is ±δ, and to its right the "
             "first arm is better. An interval is of one claim alone; verdicts are corrected for "
             "the number of claims and looks.",
-            height=120 + 54 * top,
+            height=120 + (54 if top <= 12 else 42) * top,
         )
     ]
 
@@ -116,7 +121,7 @@ def _between(y: float) -> dict[str, Any]:
 
 def _row(result: Mapping[str, Any], i: int, claim: Mapping[str, Any], y: int) -> dict[str, Any]:
     effect = difference(claim["verdict"]["effect"], form_of(result, claim["metric"]))
-    text = f"<b>{i}</b>  {safe(claim['a'], 15)} against {safe(claim['b'], 15)}: {effect}"
+    text = f"<b>{i}</b>  {safe(claim['a'], 17)} against {safe(claim['b'], 17)}: {effect}"
     place = {"xref": "paper", "x": 0, "xanchor": "left", "y": y + 0.22, "yanchor": "bottom"}
     return {"text": text, **place, "showarrow": False}
 
@@ -192,7 +197,7 @@ def _against(
         + [number(value.get(end), form) for end in ("mean", "low", "high")]
         for _, arm, value in points
     ]
-    axes = {"xaxis": axis(what, range=around), "yaxis": axis(label, form)}
+    axes = {"xaxis": axis(what, range=around), "yaxis": axis(brief(label), form)}
     spoken = f"{label} with 95 % interval against {what}, one point for each of {len(points)} arms"
     head = ["Arm", what, label, "Low", "High"]
     note = "Points that would hide each other stand a little apart." if places != values else ""

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .figures import LABELLED, Figure, axis, colour, form_of, label_of, marker, safe
+from .figures import LABELLED, Figure, axis, brief, colour, form_of, label_of, marker, safe
 from .words import missing, number
 
 DASHES = ["solid", "dash", "dot", "dashdot", "longdash"]
@@ -27,7 +27,7 @@ def curves(result: Mapping[str, Any]) -> list[Figure]:
         metric = name if name in result["metrics"] else f"{name} {result['main']}"
         label = label_of(result, metric if metric in result["metrics"] else name)
         form = form_of(result, metric)
-        layout = {"xaxis": axis("Step"), "yaxis": axis(label, form), "hovermode": "x"}
+        layout = {"xaxis": axis("Step"), "yaxis": axis(brief(label), form), "hovermode": "x"}
         spoken = f"{label} by step: mean and 95 % interval over seeds of {', '.join(drawn)}"
         rows = _curve_rows(drawn, form)
         out.append(Figure(label, spoken, bands + lines, layout, ["Step", *drawn], rows))
@@ -100,7 +100,8 @@ def trajectories(result: Mapping[str, Any]) -> list[Figure]:
 def tuning(result: Mapping[str, Any]) -> list[Figure]:
     """The best validation value after each trial of the search."""
     search = result.get("tuning")
-    drawn = {n: a["best"] for n, a in search["arms"].items() if a["best"]} if search else {}
+    tried = search["arms"].items() if search else ()
+    drawn = {name: arm["best"] for name, arm in tried if not all(map(missing, arm["best"]))}
     if search is None or not drawn:
         return []
     metric = search["metric"]
@@ -110,7 +111,7 @@ def tuning(result: Mapping[str, Any]) -> list[Figure]:
         for name, best in drawn.items()
     ]
     label, form = label_of(result, metric), form_of(result, metric)
-    axes = {"xaxis": axis("Trials"), "yaxis": axis(f"Best {label}", form)}
+    axes = {"xaxis": axis("Trials"), "yaxis": axis(f"Best {brief(label)}", form)}
     title = f"Best {label} against trials"
     longest = max(map(len, drawn.values()))
     rows = [

@@ -17,6 +17,7 @@ from .words import (
     difference,
     difference_interval,
     duration,
+    missing,
     plain,
     sentence,
 )
@@ -51,7 +52,6 @@ def study_page(result: Result, answers: Mapping[str, str] | None = None) -> str:
         verdicts=[_verdict(result, claim) for claim in result["claims"]],
         tally=_tally(result["claims"]),
         columns=arms.columns(result),
-        better=arms.better(result["metrics"].values()),
         rows_of_arms=[arms.row(result, arm) for arm in result["arms"]],
         failures=[[f["arm"], str(f["seed"]), f["error"]] for f in result["failures"]],
         notes=_notes(result["notes"]),
@@ -168,8 +168,8 @@ def _verdict(result: Result, claim: Mapping[str, Any]) -> dict[str, Any]:
         "sign": VERDICTS[verdict["word"]],
         "sentence": sentence(claim, form),
         "metric": label_of(result, claim["metric"]),
-        "effect": difference(verdict["effect"], form),
-        "interval": difference_interval(low, high, form),
+        "effect": "" if missing(verdict["effect"]) else difference(verdict["effect"], form),
+        "interval": "" if missing(low) else difference_interval(low, high, form),
         "facts": facts,
         **{key: claim[key] for key in ("tier", "quote", "mark", "number", "reason")},
         "would_change": claim["would_change"],
@@ -255,7 +255,8 @@ def _made(result: Result) -> dict[str, str]:
         made["A seed decides"] = ", ".join(result["varies"])
     if budget:
         equal = {"flops": "active FLOPs"}.get(budget["equal"], budget["equal"])
-        made["Budget"] = f"{duration(budget['seconds'])} for all trials, at equal {equal}"
+        time = duration(budget["seconds"]).replace(".0 s", " s")
+        made["Budget"] = f"{time} for all trials, at equal {equal}"
     made |= {name: str(version) for name, version in result["versions"].items()}
     return made | {"When": _when(result["when"]), "SHA-256 of the trials": result["trials_sha256"]}
 

@@ -73,7 +73,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None or missing(seconds):
         return MISSING
     if seconds < 59.95:
-        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f}".removesuffix(".0") + " s"
+        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02} s"
