@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers import CASES, D, E, routing_of, slots
-from moiety.experts import combine, dispatch
+from moiety.experts import by_slot, combine, dispatch
 from moiety.experts.dispatch import spread
 
 
@@ -79,3 +79,21 @@ def test_repeated_runs_are_equal_to_the_bit():
 
     for a, b in zip(run(), run()):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if routing_of(case).by != "expert"])
+def test_by_slot_lays_every_answer_where_its_slot_is(case):
+    routing, x = routing_of(case).by_token(), torch.randn(13, D, requires_grad=True)
+    plan = routing.plan()
+    got = by_slot(dispatch(x, plan), plan)
+    want = torch.where(routing.used()[..., None], x[:, None], 0.0)
+    assert torch.equal(got, want.expand_as(got))
+    g = torch.randn_like(got)
+    (gx,) = torch.autograd.grad((got * g).sum(), x)
+    torch.testing.assert_close(gx, (g * routing.used()[..., None]).sum(1))
+
+
+def test_by_slot_needs_a_decision_by_token():
+    plan = routing_of("expert").plan()
+    with pytest.raises(ValueError, match="by token"):
+        by_slot(torch.zeros(plan.rows, D), plan)

@@ -160,3 +160,13 @@ def test_tokens_and_weights_of_different_types_are_refused_by_all(backend):
         layer(torch.randn(3, 8).bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(3, 8).bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_expert_on_every_token(gated, bias):
+    experts = FeedForward(3, 4, 5, activation="relu", gated=gated, bias=bias, out_dim=2)
+    x = torch.randn(7, 4)
+    want = torch.stack(list(experts.loop([x] * 3)), 1)
+    torch.testing.assert_close(experts.every(x), want)
+    assert want.shape == (7, 3, 2)

@@ -1,7 +1,7 @@
 """Who does the work: experts and the ways to run them."""
 
 from .base import Experts, StackedExperts
-from .dispatch import combine, dispatch
+from .dispatch import by_slot, combine, dispatch
 from .feedforward import FeedForward
 from .lowrank import LowRank
 from .modules import ModuleExperts
@@ -12,6 +12,7 @@ __all__ = [
     "LowRank",
     "ModuleExperts",
     "StackedExperts",
+    "by_slot",
     "combine",
     "dispatch",
 ]

@@ -43,6 +43,10 @@ class Experts(nn.Module):
         """Weighted sum over all experts."""
         raise NotImplementedError
 
+    def every(self, x_TD: Tensor) -> Tensor:
+        """`[T, E, out_dim]`: what every expert answers to every token, unweighted."""
+        return torch.stack(list(self.loop([x_TD] * self.experts)), 1)
+
     def always(self, x_TD: Tensor) -> Tensor | None:
         """What every token gets besides its experts (a base that low-rank experts correct)."""
         return None
@@ -81,13 +85,15 @@ class Experts(nn.Module):
             y_TD = self.dense(real_TD, routing.dense().to(x_TD.dtype))
         else:
             plan = routing.plan()
-            if backend == "loop":
-                y_ND = self._one_by_one(x_TD, plan)
-            else:
-                y_ND = self.grouped(dispatch(x_TD, plan), plan)
-            y_TD = combine(y_ND, routing, plan)
+            y_TD = combine(self.rows(x_TD, plan, backend), routing, plan)
         base_TD = self.always(x_TD)
         return y_TD if base_TD is None else base_TD + y_TD.to(base_TD.dtype)
+
+    def rows(self, x_TD: Tensor, plan: Plan, backend: str) -> Tensor:
+        """`[N, out_dim]`: the unweighted answers to a plan, by "loop" or "grouped"."""
+        if backend == "loop":
+            return self._one_by_one(x_TD, plan)
+        return self.grouped(dispatch(x_TD, plan), plan)
 
     def _one_by_one(self, x_TD: Tensor, plan: Plan) -> Tensor:
         ends = [0, *plan.ends_E.tolist(), plan.rows]

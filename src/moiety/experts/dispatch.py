@@ -1,4 +1,4 @@
-"""Move tokens to their experts and back: `dispatch` and `combine`.
+"""Move tokens to their experts and back: `dispatch` and `combine` (or `by_slot`, unweighted).
 
 Each is the adjoint of the other: taking rows forward is summing rows backward. Both sums run over
 a token's rows in a fixed order, and no atomics are used, so repeated runs are equal to the bit.
@@ -26,6 +26,22 @@ def combine(y_ND: Tensor, routing: Routing, plan: Plan) -> Tensor:
     if y_ND.dtype == torch.float64:
         weight_N = weight_N.double()
     return _Sum.apply(y_ND, weight_N, plan.token_N, *_way_back(plan))
+
+
+def by_slot(y_ND: Tensor, plan: Plan) -> Tensor:
+    """`[T, K, D]`: the unweighted output of every slot of a token; zero where it is inactive."""
+    if plan.slots_per_token is None:
+        raise ValueError("outputs by slot need a decision by token: its slots are laid out [T, K]")
+    shape = (plan.tokens, plan.slots_per_token)
+    if plan.rows == 0:
+        return y_ND.new_zeros(*shape, y_ND.shape[1]) + y_ND.sum()  # still a node of the graph
+    zero_N = plan.slot_N.new_zeros(plan.tokens * plan.slots_per_token)
+    row_N = zero_N.scatter(0, plan.slot_N, torch.arange(plan.rows, device=zero_N.device))
+    y_TKD = _Take.apply(y_ND, row_N, plan.slot_N[:, None], None).view(*shape, y_ND.shape[1])
+    if plan.full:
+        return y_TKD
+    used_TK = zero_N.bool().scatter(0, plan.slot_N, plan.used()).view(shape)
+    return torch.where(used_TK[..., None], y_TKD, 0.0)  # rows of nobody hold anything at all
 
 
 def spread(table_EO: Tensor, plan: Plan) -> Tensor:

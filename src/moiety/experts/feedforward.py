@@ -115,6 +115,12 @@ class FeedForward(StackedExperts):
         y = torch.einsum("tef,edf->td", h, self.w_out)
         return y if self.b_out is None else y + weight_TE @ self.b_out
 
+    def every(self, x_TD: Tensor) -> Tensor:
+        h = torch.einsum("td,efd->tef", x_TD, self.w_in)
+        h = self._between(h if self.b_in is None else h + self.b_in)
+        y_TED = torch.einsum("tef,edf->ted", h, self.w_out)
+        return y_TED if self.b_out is None else y_TED + self.b_out
+
     def flops_per_row(self) -> list[float]:
         per_row = 2.0 * (self.w_in[0].numel() + self.w_out[0].numel())
         return [per_row] * self.experts
