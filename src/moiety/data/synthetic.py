@@ -178,8 +178,12 @@ def _splits(
     """Train, validation and test, in the order of the examples."""
     parts = zip(x.split(list(counts)), *(y.split(list(counts)) for y in targets.values()))
     none = [torch.empty(count, 0, dtype=torch.int64) for count in counts]
+    # Cloned: a view would take the numbers of all tasks and splits along when it is pickled.
     train, validation, test = (
-        Split({"numbers": rows, "categories": empty}, dict(zip(targets, ys)))
+        Split(
+            {"numbers": rows.clone(), "categories": empty},
+            {name: y.clone() for name, y in zip(targets, ys)},
+        )
         for (rows, *ys), empty in zip(parts, none)
     )
     return train, validation, test
