@@ -1,5 +1,6 @@
 """A run of a study: what it leaves in its folder, and how it goes on after anything."""
 
+import errno
 import io as text_io
 import os
 import shutil
@@ -134,6 +135,26 @@ def test_an_interrupt_leaves_all_in_order_and_says_how_to_go_on(lab):
     lab.change(stop, "")
     lab.run()
     assert len(lab.lines) == 3
+
+
+def test_a_full_disk_is_said_with_the_command_that_goes_on(lab, monkeypatch):
+    write = Store.finish
+
+    def finish(store, trial, *given, **words):
+        if trial.seed == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(store, trial, *given, **words)
+
+    with monkeypatch.context() as full:
+        full.setattr(Store, "finish", finish)
+        with pytest.raises(OSError, match="is full; what is done is kept"):
+            lab.run()
+    assert lab.run()["failures"] == [] and len(lab.lines) == 4
+
+
+def test_a_file_is_no_folder(lab):
+    with pytest.raises(ValueError, match="is a file; give a folder"):
+        lab.run(out=lab.file)
 
 
 def test_bars_in_a_terminal(lab):

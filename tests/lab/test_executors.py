@@ -14,7 +14,7 @@ from moiety.lab.store import Store, Trial
 
 # Trials that forget to seed, that count their threads, that raise, and that kill their process.
 STUDY = """
-import os, random, signal
+import os, random, signal, sys
 import numpy as np
 import torch
 from moiety.lab.study import Metric, Scale, Study
@@ -32,6 +32,7 @@ def run(running):
             os.kill(os.getpid(), signal.SIGKILL)
     running.tick(0.5)
     running.extra["process"] = os.getpid()
+    running.extra["slow to import"] = "scipy" in sys.modules
     draws = {"torch": torch.rand(()).item(), "numpy": np.random.rand(), "random": random.random()}
     return {**draws, "threads": torch.get_num_threads()}
 
@@ -75,6 +76,7 @@ def test_processes_give_the_bits_of_one_process_whatever_else_happens(job, tmp_p
     for name, outcome in truth.items():
         assert found[name].metrics == outcome.metrics
         assert found[name].extra["process"] != os.getpid() == outcome.extra["process"]
+        assert not found[name].extra["slow to import"]  # each worker would pay a second for it
     assert found["raises", 0].traceback.endswith("KeyError: 'no such thing'\n")
     assert "its process died 3 times (exit code -9)" in found["deadly", 0].traceback
     assert found["deadly", 0].metrics is None

@@ -9,6 +9,7 @@ have ended.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import shlex
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,6 @@ from ..report import study_page
 from ..train import find_device
 from .executors import Executor, InProcess, Processes
 from .executors.local import wait_for_workers
-from .headline import answers
 from .loading import load_study
 from .plan import parse_time
 from .run import Run
@@ -76,6 +76,13 @@ def run_study(
             done = len(run.store.finished())
             run.say(f"Stopped; {done} trials are done and kept. To continue: {run.command}")
             raise
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise OSError(
+                f"the disk of {run.folder} is full; what is done is kept. Make room, and continue: "
+                f"{run.command}"
+            ) from error
         tell_failures(run, result)
     return result
 
@@ -150,6 +157,8 @@ def command_line(reference: str, scale: str, folder: Path, asked: Mapping[str, A
 
 def write_page(run: Run, result: Mapping[str, Any]) -> None:
     """Write report.html, where all trials have ended."""
+    from .headline import answers  # scipy, which a run needs only at its end
+
     if "schema" not in result:
         return
     again = f"moiety report {shlex.quote(str(run.folder))}"

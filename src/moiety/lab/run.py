@@ -81,6 +81,8 @@ class Run:
 
     def check_folder(self) -> dict[str, Any]:
         """Refuse a folder of another study or scale; return what study.json says."""
+        if self.folder.is_file():
+            raise ValueError(f"{self.folder} is a file; give a folder for the run with --out")
         before = read_about(self.folder)
         for name, value in (("name", self.study.name), ("scale", self.scale)):
             if before and before[name] != value:
