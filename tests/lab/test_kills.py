@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from toy import EVERY
 
 from moiety import io
+from moiety.lab.driver import run_study
 
 TOY = Path(__file__).parent / "toy.py"
 TRIALS = 6
@@ -25,7 +27,7 @@ class Killed:
     """A study that is run, killed and run again in one folder."""
 
     def __init__(self, folder, scale, workers):
-        self.folder, self.log = folder / "killed", folder / "log"
+        self.folder, self.log, self.scale = folder / "killed", folder / "log", scale
         self.command = [sys.executable, "-c", "from moiety.cli import main; main()", "study", "run"]
         self.command += [TOY, "--scale", scale, "--out", self.folder, "--workers", str(workers)]
         self.inside = self.kills = 0
@@ -76,8 +78,10 @@ class Killed:
         self.torn |= {path.name for path in self.folder.glob("*/**/.*.tmp")}
 
     def finish(self):
-        process = self.start()
-        assert process.wait(120) == 0
+        """Run to the end in this process, which is one that did nothing of it before."""
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("TOY_LOG", str(self.log))
+            run_study(str(TOY), scale=self.scale, out=self.folder, console=Console(quiet=True))
         for orphan in self.orphans:
             wait_until_gone(orphan)
 
@@ -105,14 +109,12 @@ def wait_until_gone(process):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """The folder of a run that nobody killed, by scale."""
-    from moiety.lab.driver import run_study
-
     made = {}
 
     def run(scale):
         if scale not in made:
             made[scale] = tmp_path_factory.mktemp("plain") / scale
-            run_study(str(TOY), scale=scale, out=made[scale])
+            run_study(str(TOY), scale=scale, out=made[scale], console=Console(quiet=True))
         return made[scale]
 
     return run
