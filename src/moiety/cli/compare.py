@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -235,6 +236,9 @@ def unbroken(interval: str) -> str:
 
 def tell_plan(console: Console, comparison: Comparison, device: torch.device, workers: int) -> None:
     """What every arm would cost, and how long all would take; nothing is written."""
+    from ..lab.compare.asked import write_asked
+    from ..lab.driver import choose_executor
+    from ..lab.executors import Job
     from ..lab.plan import Plan, estimate, fix_budget
     from ..lab.progress import duration
     from .demo import show
@@ -242,16 +246,18 @@ def tell_plan(console: Console, comparison: Comparison, device: torch.device, wo
     asked, study = comparison.asked, comparison.study()
     plan: Plan = {"seeds": asked.seeds}
     shared = study.scale("small").settings
-    fix_budget(
-        plan,
-        study,
-        {name: {**shared, **own} for name, own in study.arms.items()},
-        seconds=asked.budget,
-        equal=asked.equal,
-        device=str(device),
-        workers=workers,
-        tune=asked.tune,
-    )
+    with tempfile.TemporaryDirectory() as folder:  # an executor reads the study from its file
+        write_asked(file := Path(folder) / "study.toml", asked)
+        fix_budget(
+            plan,
+            study,
+            {name: {**shared, **own} for name, own in study.arms.items()},
+            seconds=asked.budget,
+            equal=asked.equal,
+            executor=choose_executor(workers, None, str(device)),
+            job=Job(str(file), [], str(device), study.threads),
+            tune=asked.tune,
+        )
     rows = []
     for name, speed in plan["budget"]["arms"].items():
         cost = comparison.cost(name, device)
@@ -274,7 +280,6 @@ def tell_plan(console: Console, comparison: Comparison, device: torch.device, wo
         Column("seconds", "Time a trial"),
     ]
     show(console, rows, columns, f"{study.title}: {asked.seeds} seeds of every arm")
-    lanes = min(workers, os.cpu_count() or 1) if device.type == "cpu" else 1
     one_seed = sum(estimate(plan["budget"], arm) for arm in study.arms)
-    total = one_seed * (asked.seeds + asked.tune) / lanes
+    total = one_seed * (asked.seeds + asked.tune) / plan["budget"]["lanes"]
     say(console, f"About {duration(total)} with {workers} workers at once. Nothing was written.")
