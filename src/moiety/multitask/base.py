@@ -11,7 +11,8 @@ of `data` come from `pack(tasks, targets)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from .. import cost
 from ..routing import Routing
+from ..routing.value import readable
 from .metrics import task_metrics
 from .task import Task, check_tasks, unpack
 from .weighting import (
@@ -80,6 +82,7 @@ class MultiTask(nn.Module):
 
     def forward(self, x: Any) -> Outputs:
         """`x`: what the trunk takes (a dict for a Hugging Face encoder, a tuple), or a tensor."""
+        _check_input(x)
         outputs = Outputs({})
         each = self.features(run_trunk(self.trunk, x), outputs)
         for task, tower, h_BD in zip(self.tasks, self.towers, each, strict=True):
@@ -142,6 +145,24 @@ def packed_loss(tasks: Sequence[Task]) -> Callable[[Outputs, Tensor], Tensor]:
     return lambda outputs, packed: total_loss(tasks, outputs, unpack(tasks, packed))
 
 
+def _check_input(x: Any) -> None:
+    """Raise on NaN or infinity where looking costs no wait; elsewhere it reaches the loss."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or not readable(x):
+        return
+    wrong = ~x.isfinite()
+    if not bool(wrong.any()):
+        return
+    where = "x is"
+    if x.dim() == 2:
+        where = f"column {int(wrong.sum(0).argmax())} of x is"
+        wrong = wrong[:, wrong.sum(0).argmax()]
+    many = int(wrong.reshape(len(x), -1).any(1).sum())
+    raise ValueError(
+        f"{where} NaN or infinite in {many} of {len(x)} examples: fill in or leave out what is "
+        "missing"
+    )
+
+
 def run_trunk(trunk: nn.Module | None, x: Any) -> Tensor:
     """One vector (or image) for each example: the trunk's answer, pooled if it is an encoder's."""
     if trunk is None:
@@ -181,6 +202,18 @@ def build_towers(tasks: Sequence[Task], width: int, tower: Tower) -> nn.ModuleLi
             f"got {tower!r}"
         )
     return nn.ModuleList(mlp([width, *sizes, task.outputs]) for task in tasks)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside the block; every part gets its own mode back."""
+    modes = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..experts import Experts, ModuleExperts
 from ..routing import Router, balance, build_router
-from .base import MultiTask, Outputs, Tower
+from .base import MultiTask, Outputs, Tower, evaluating
 from .gate_log import GateLog
 from .task import Task, check_tasks
 from .union import mix
@@ -93,17 +93,6 @@ class MultiGate(MultiTask):
             self.log(x_TD, self.routers, routings)
         return mix(self.experts, x_TD, routings, self.backend).unbind(0)
 
-    @torch.no_grad()
-    def gate_routings(self, x: Any) -> Outputs:
-        """The outputs, with the gates' decisions, in eval mode and without gradients."""
-        modes = {part: part.training for part in self.modules()}
-        self.eval()
-        try:
-            return self(x)
-        finally:
-            for part, training in modes.items():
-                part.training = training
-
 
 def as_experts(experts: Experts | Sequence[nn.Module], dim: int | Sequence[int] | None) -> Experts:
     """Experts as they are; plain modules are tried on zeros to learn the width of their answer."""
@@ -119,10 +108,8 @@ def as_experts(experts: Experts | Sequence[nn.Module], dim: int | Sequence[int] 
     shape = _shape(dim)
     like = next(modules[0].parameters(), torch.empty(()))
     probe = torch.zeros(1, *shape, device=like.device, dtype=like.dtype)
-    training = modules[0].training
-    with torch.no_grad():
-        width = modules[0].eval()(probe).flatten(1).shape[1]
-    modules[0].train(training)
+    with torch.no_grad(), evaluating(modules[0]):
+        width = modules[0](probe).flatten(1).shape[1]
     whole = torch.Size(shape).numel()
     return ModuleExperts(modules, dim=whole, out_dim=width, shape=shape if len(shape) > 1 else None)
 

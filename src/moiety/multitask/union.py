@@ -23,7 +23,7 @@ def mix(
 ) -> Tensor:
     """`[G, T, out_dim]`: for each task the sum of expert outputs by its own gate."""
     weight_GTE = weights(routings)
-    work = union(routings)
+    work = union_of(routings)
     if backend == "auto":
         backend, _ = experts.choose(x_TD, work)
     if backend == "dense":
@@ -55,7 +55,7 @@ def choices(routings: Sequence[Routing]) -> Tensor:
     return torch.stack(_same_rows([_row(r).choice() for r in routings]))
 
 
-def union(routings: Sequence[Routing]) -> Routing:
+def union_of(routings: Sequence[Routing]) -> Routing:
     """The pairs of token and expert that some task needs, as one decision.
 
     Where the host may look, it has just the slots it needs; else as many as the gates could ask

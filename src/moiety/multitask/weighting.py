@@ -51,7 +51,7 @@ def task_losses(
     sample_weights: SampleWeights = None,
 ) -> dict[str, Tensor]:
     """The unweighted mean loss of every task, over its labelled entries."""
-    _check_targets(tasks, targets)
+    _check_given(tasks, targets, sample_weights)
     return {
         task.name: task_loss(
             task, outputs[task.name], targets[task.name], weight_of(task, sample_weights)
@@ -73,7 +73,12 @@ def weight_of(task: Task, sample_weights: SampleWeights) -> Tensor | None:
     return sample_weights
 
 
-def _check_targets(tasks: Sequence[Task], targets: Mapping[str, Tensor]) -> None:
+def _check_given(
+    tasks: Sequence[Task], targets: Mapping[str, Tensor], sample_weights: SampleWeights
+) -> None:
     if not isinstance(targets, Mapping):
         raise ValueError(f"targets must be tensors by task name, got {type(targets).__name__}")
     check_names(tasks, targets, "targets")
+    if isinstance(sample_weights, Mapping):
+        every = dict.fromkeys(task.name for task in tasks)
+        check_names(tasks, {**every, **sample_weights}, "sample_weights")
