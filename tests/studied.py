@@ -5,7 +5,8 @@ import math
 from dataclasses import asdict
 
 from moiety.lab.claims import equivalent, greater
-from moiety.lab.judging import claims_sha256, judge, would_change
+from moiety.lab.judging import judge, would_change
+from moiety.lab.looks import claims_sha256
 from moiety.lab.result import _summary
 from moiety.lab.statistics import paired
 

@@ -93,6 +93,8 @@ def test_failed_trials_are_exit_code_1(moiety):
         (["run", TOY, "--device", "quantum"], "there is no device 'quantum' here"),
         (["run", TOY, "--budget", "10"], "a time is written like 90s, 5m or 1h30m, not '10'"),
         (["run", TOY, "--budget", "1m", "--equal", "steps"], "flops, examples, time, not 'steps'"),
+        (["run", TOY, "--equal", "time"], "made equal in time by a time budget: give one too"),
+        (["run", TOY, "--ray", "auto", "--workers", "2"], "local workers or a Ray cluster"),
         (["run", TOY, "--budget", "10ms"], "a time is written like"),
         (["run", TOY, "--budget", "0.01s"], "leave no time to train"),
         (["run", TOY, "--pilot", "1"], "a pilot needs at least 2 seeds, not 1"),

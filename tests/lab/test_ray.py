@@ -355,6 +355,20 @@ def test_after_three_deaths_a_trial_is_given_up_and_the_rest_go_on(walks, cluste
 
 @needs_ray
 @pytest.mark.slow
+def test_a_budget_is_calibrated_on_the_cluster_with_its_room(walks, cluster):
+    speed = ", speed=lambda s, d: __import__('moiety.lab.study').lab.study.Speed(os.getpid(), 1.0)"
+    text = walks.file.read_text()
+    walks.file.write_text(text.replace('title="Walks"', f'title="Walks"{speed}'))
+    executor, job = RayExecutor(cluster), Job(str(walks.file), [], "cpu", 1)
+    assert executor.lanes(job) == 2
+    processes = [speed.seconds for speed in executor.speeds(job, [{}, {}])]
+    assert len(set(processes)) == 1 and processes[0] != os.getpid()
+    with pytest.raises(ValueError, match="no node of the Ray cluster has 1 CPU and 1 GPU"):
+        executor.speeds(Job(str(walks.file), [], "cuda", 1), [{}])
+
+
+@needs_ray
+@pytest.mark.slow
 def test_a_job_that_no_node_can_run_is_one_sentence(walks, cluster):
     (job,) = walks.jobs("plain-0")
     job.threads = 3

@@ -10,7 +10,8 @@ from simulated import CLAIMS, WORDS, make_record, make_result, make_study, make_
 
 from moiety.io import write_atomic
 from moiety.lab.claims import greater
-from moiety.lab.result import next_look, summarise, trials_sha256
+from moiety.lab.looks import next_look, trials_sha256
+from moiety.lab.result import summarise
 from moiety.lab.schema import check_result
 from moiety.lab.statistics import LEVEL, spent, t_interval
 from moiety.lab.store import Store
@@ -232,6 +233,7 @@ def test_the_hash_is_of_keys_and_metrics_in_any_order():
         ("arms.0.cost.flops", math.inf, "flops must be a finite number"),
         ("arms.1.name", "z", "the claim on a and b names an arm that is not there: 'b'"),
         ("claims.0.metric", "auc", "names a metric that is not there: 'auc'"),
+        ("claims.1.metric", "auc", "names a metric that is not there: 'auc'"),
         ("claims.0.margin", 0, "margin must be a positive number"),
         ("claims.0.margin", 0.2, "look of the claim on a and b is 1, and follows as None"),
         ("claims.0.tier", "rough", "one of 'exact'"),

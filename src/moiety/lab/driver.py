@@ -136,6 +136,8 @@ def choose_executor(workers: int, ray: str | None, device: str) -> Executor:
     if ray is not None:
         from .executors.ray import RayExecutor
 
+        if workers > 1:
+            raise ValueError("give local workers or a Ray cluster, which has its own, not both")
         return RayExecutor(ray)  # whose nodes need the device, and we do not
     find_device(device)
     return InProcess() if workers == 1 else Processes(workers)

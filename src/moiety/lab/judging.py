@@ -5,9 +5,7 @@ for row, verdict in zip(rows, judge(rows)): ...    # rows as a result file store
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -33,16 +31,6 @@ def judge(rows: Sequence[Mapping[str, Any]], untested: int = 0) -> list[dict[str
         {**by_row[i], "interval": list(by_row[i]["interval"])} if i in by_row else _unable(row)
         for i, row in enumerate(rows)
     ]
-
-
-def claims_sha256(rows: Iterable[Mapping[str, Any]], metrics: Mapping[str, Any]) -> str:
-    """A hash of what is tested: arms, metrics with their direction, and margins; not the words."""
-    said = sorted(
-        (row["kind"], row["a"], row["b"], row["metric"], better, float(row["margin"]))
-        for row in rows
-        for better in [metrics[row["metric"]]["better"]]
-    )
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 def _unable(row: Mapping[str, Any]) -> dict[str, Any]:

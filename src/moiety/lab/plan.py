@@ -130,6 +130,8 @@ def fix_budget(
         raise ValueError(f"arms are made equal in {', '.join(EQUAL)}, not {equal!r}")
     budget = plan.setdefault("budget", None)
     if budget is None and seconds is None:
+        if equal is not None:
+            raise ValueError(f"arms are made equal in {equal} by a time budget: give one too")
         return
     if study.speed is None:
         raise ValueError(f"study {study.name!r} has no `speed`, which a time budget needs")

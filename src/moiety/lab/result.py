@@ -11,19 +11,17 @@ smallest detectable effect) is None where there is one; a mean is None where the
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from .claims import Claim
-from .judging import claims_sha256, judge, would_change
+from .judging import judge, would_change
+from .looks import claims_sha256, next_look, now, trials_sha256
 from .schema import SCHEMA, check_result
 from .statistics import paired, t_interval
 from .store import Store, Trial
@@ -68,7 +66,7 @@ def summarise(
         "paper": study.paper,
         "scale": scale,
         "command": command,
-        "when": _now(),
+        "when": now(),
         "machine": _machine(device, study.threads, versions.pop("gpu", None)),
         "versions": versions,
         "seeds": seeds,
@@ -90,36 +88,6 @@ def summarise(
     }
     check_result(result)
     return result
-
-
-# -- looks -----------------------------------------------------------------------------------------
-
-
-def next_look(
-    looks: Sequence[Mapping[str, Any]], seeds: int, **hashes: str
-) -> tuple[int, list[dict[str, Any]]]:
-    """The number of the look at these trials by these claims, and all looks with it.
-
-    What was looked at before keeps its number. Any other trials, more seeds or fewer or changed
-    settings, and any other claims, such as a margin that was changed when results were known, are
-    one look more, which `statistics.spent` makes pay; only the very first is the first.
-    """
-    taken = [dict(look) for look in looks]
-    for look in taken:
-        if hashes.items() <= look.items():
-            return look["look"], taken
-    number = 1 + max((look["look"] for look in taken), default=0)
-    return number, [*taken, {"look": number, "seeds": seeds, **hashes, "when": _now()}]
-
-
-def trials_sha256(records: Mapping[str, Record]) -> str:
-    """A hash of what the trials say: keys (which hold all settings) and metrics, in any order."""
-    said = sorted((key, record["metrics"]) for key, record in records.items())
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 # -- parts of the result ---------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from .. import io
 from .executors import Executor, Job, Outcome
+from .looks import now
 from .plan import PILOT_SEED, Plan, check_pilot, fix_budget, fix_seeds, seeds_from_pilot
 from .progress import Course
 from .shapes import LOOK, check, one_or_more, plain, text
@@ -96,9 +96,8 @@ class Run:
         """Say in the folder what is planned and what runs here, before the first trial."""
         created = self.check_folder().get("created")
         self.store_plan()
-        now = datetime.now().astimezone().isoformat("T", "seconds")
         about = {"name": self.study.name, "reference": self.reference, "scale": self.scale}
-        about |= {"device": self.device, "command": self.command, "created": created or now}
+        about |= {"device": self.device, "command": self.command, "created": created or now()}
         io.write_json(self.folder / "study.json", {**about, "seeds": self.plan["seeds"]})
 
     def draft_plan(

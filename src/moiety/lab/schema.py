@@ -12,7 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from .. import io
-from .judging import claims_sha256, judge
+from .judging import judge
+from .looks import claims_sha256
 from .shapes import RESULT, check, number
 from .statistics import paired, t_interval
 
@@ -69,7 +70,8 @@ def _check_claims(result: Mapping[str, Any]) -> None:
             a, b = b, a
         right = paired({int(k): v for k, v in a.items()}, {int(k): v for k, v in b.items()})
         _same(claim["differences"], right, f"differences of {where}")
-        _same(claim["look"], _look(result), f"look of {where}")
+    for claim in result["claims"]:
+        _same(claim["look"], _look(result), f"look of the claim on {claim['a']} and {claim['b']}")
     for claim, verdict in zip(result["claims"], judge(result["claims"])):
         for name, right in verdict.items():
             where = f"{name} of the verdict on {claim['a']} and {claim['b']}"
