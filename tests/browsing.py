@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 from PIL import Image
 
+FITS = "document.documentElement.scrollWidth <= window.innerWidth"
+
 
 @contextmanager
 def opened(browser, folder, html, width=1200, height=900, **options):
@@ -29,7 +31,7 @@ def pixels(element):
 
 def fits(page):
     """Whether nothing makes the page scroll sideways."""
-    return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    return page.evaluate(FITS)
 
 
 def undrawn(page):

@@ -36,7 +36,7 @@ def test_no_router_beats_dense():
     words = {"a": "negligible", "b": "reversed", "c": "undecided"}
     said = answers(result({"dense": BETTER, "a": DENSE, "b": DENSE, "c": DENSE}, words))
     assert said["Best"].startswith("dense: ")
-    assert "With 4 seeds it can be told from every other arm." in said["How sure"]
+    assert "With 4 seeds it can be told from any other arm." in said["How sure"]
     assert said["How sure"].endswith(": none; worse: b; equal within that: a; 1 undecided.")
 
 
@@ -47,9 +47,12 @@ def test_no_arm_stands_out():
 
 
 def test_many_are_counted():
-    near = {f"arm {i}": BETTER for i in range(5)}
+    near = {f"near {i}": BETTER for i in range(5)}
     said = answers(result({"dense": DENSE, "top-k": BETTER} | near))
-    assert said["How sure"] == "With 4 seeds it cannot be told from 5 arms."
+    assert said["How sure"] == "With 4 seeds it can be told only from dense."
+    far = {f"far {i}": DENSE for i in range(5)}
+    said = answers(result({"top-k": BETTER} | far | near))
+    assert said["How sure"] == "With 4 seeds it can be told only from 5 arms."
 
 
 def test_lower_may_be_better_and_a_count_has_no_best():

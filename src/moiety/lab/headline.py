@@ -33,11 +33,11 @@ def answers(result: Result) -> dict[str, str]:
     said = {}
     if way and len(means) > 1:
         best = (min if way == "lower" else max)(means, key=lambda name: means[name])
-        equal = [name for name in means if name != best and not told_apart(result, best, name)]
-        alone = len(equal) < len(means) - 1
-        ahead = "" if alone else "No arm stands out; ahead is "
+        others = [name for name in means if name != best]
+        apart = [name for name in others if told_apart(result, best, name)]
+        ahead = "" if apart else "No arm stands out; ahead is "
         said["Best"] = f"{ahead}{_value(result, best)}."
-        said["How sure"] = " ".join(filter(None, (_sure(result, equal, alone), _claims(result))))
+        said["How sure"] = f"{_sure(result, others, apart)} {_claims(result)}".strip()
     else:
         best = next(iter(means))
         said["Found"] = "; ".join(_value(result, name) for name in means) + "."
@@ -79,11 +79,14 @@ def told_apart(result: Result, best: str, other: str) -> bool:
     return not low <= 0 <= high
 
 
-def _sure(result: Result, equal: Sequence[str], alone: bool) -> str:
-    seeds = _seeds(result)
-    if not equal:
-        return f"With {seeds} it can be told from every other arm."
-    return f"With {seeds} it cannot be told from {few(equal) if alone else 'any other arm'}."
+def _sure(result: Result, others: Sequence[str], apart: Sequence[str]) -> str:
+    """Which arms the best one can be told from, in the shorter way."""
+    equal = [name for name in others if name not in apart]
+    if not equal or not apart:
+        return f"With {_seeds(result)} it can{'not' * (not apart)} be told from any other arm."
+    if len(equal) <= FEW:
+        return f"With {_seeds(result)} it cannot be told from {listed(equal)}."
+    return f"With {_seeds(result)} it can be told only from {few(apart)}."
 
 
 def _claims(result: Result) -> str:
