@@ -100,6 +100,8 @@ def test_failed_trials_are_exit_code_1(moiety):
         (["run", TOY, "--pilot", "1"], "a pilot needs at least 2 seeds, not 1"),
         (["run", TOY, "--pilot", "3", "--seeds", "3"], "not both"),
         (["run", TOY, "--ray", "127.0.0.1:9", "--scale", "smoke"], "Ray"),
+        (["run", TOY, "--ray", "127.0.0.1:9", "--device", "cuda"], "Ray"),  # it is not needed here
+        (["run", TOY, "--ray", "auto", "--device", "quantum"], "on cpu or cuda, not 'quantum'"),
         (["show", "nothing"], "there is no study 'nothing'"),
         (["show", "."], ". is not the folder of a run: it holds no study.json"),
         (["sing"], "sing"),

@@ -312,6 +312,7 @@ def test_an_arm_without_settings_left_does_not_stop_the_others(searching):
     why = "o setting of wide is left of 3 (3 × wide): search a wider space, or more trials."
     assert result["tuning"]["arms"]["wide"]["failure"] == f"n{why}"
     assert f"wide is not measured: n{why}" in searching.printed
+    assert "The page:" in searching.printed
     (claim,) = result["claims"]
     assert claim["verdict"]["word"] == "undecided" and claim["would_change"] == f"N{why}"
     (row,) = ledger_of(searching, result)

@@ -138,6 +138,8 @@ def choose_executor(workers: int, ray: str | None, device: str) -> Executor:
 
         if workers > 1:
             raise ValueError("give local workers or a Ray cluster, which has its own, not both")
+        if device.partition(":")[0] not in ("cpu", "cuda"):
+            raise ValueError(f"a Ray cluster computes on cpu or cuda, not {device!r}")
         return RayExecutor(ray)  # whose nodes need the device, and we do not
     find_device(device)
     return InProcess() if workers == 1 else Processes(workers)
