@@ -164,9 +164,14 @@ def test_tokens_and_weights_of_different_types_are_refused_by_all(backend):
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_every_expert_on_every_token(gated, bias):
+def test_answers_of_some_experts_or_all_to_every_token(gated, bias):
     experts = FeedForward(3, 4, 5, activation="relu", gated=gated, bias=bias, out_dim=2)
     x = torch.randn(7, 4)
-    want = torch.stack(list(experts.loop([x] * 3)), 1)
-    torch.testing.assert_close(experts.every(x), want)
-    assert want.shape == (7, 3, 2)
+    want = torch.stack(list(experts.loop([x] * 3)))
+    assert want.shape == (3, 7, 2)
+    for backend in ("loop", "grouped", "dense"):
+        torch.testing.assert_close(experts.answers(x, None, backend), want)
+        some = experts.answers(x, torch.tensor([0, 2]), backend)
+        torch.testing.assert_close(some, want[[0, 2]])
+        (gradient,) = torch.autograd.grad(some.sum(), experts.w_out)
+        assert [bool(g.any()) for g in gradient] == [True, False, True]

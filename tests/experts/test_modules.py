@@ -94,3 +94,13 @@ def test_modules_that_share_parameters_sum_their_gradients():
     one.weight.grad = None
     reference(made, x, routing).sum().backward()
     torch.testing.assert_close(got, one.weight.grad)
+
+
+def test_answers_of_some_call_nobody_else_and_leave_them_a_zero_gradient():
+    members = [torch.nn.Linear(4, 2) for _ in range(3)]
+    experts, x = ModuleExperts(members, dim=4, out_dim=2), torch.randn(5, 4)
+    some = experts.answers(x, torch.tensor([0, 2]))
+    torch.testing.assert_close(some, torch.stack([members[0](x), members[2](x)]))
+    some.sum().backward()
+    assert members[0].weight.grad.any() and torch.equal(members[1].bias.grad, torch.zeros(2))
+    assert experts.answers(x).shape == (3, 5, 2)

@@ -44,14 +44,14 @@ def test_progressive_layered_extraction_by_hand():
     first, second = model.levels
 
     def mixed(gate, x, groups):
-        weight, y = gate(x).softmax(1), torch.cat(groups, 1)
-        return (weight[..., None] * y).sum(1)
+        weight, y = gate(x).softmax(1), torch.cat(groups)
+        return (weight.T[..., None] * y).sum(0)
 
-    low = [group.every(x) for group in first.experts]
+    low = [group.answers(x) for group in first.experts]
     paths = [mixed(first.gates[i], x, [low[i], low[3]]) for i in range(3)]
     shared = mixed(first.gates[3], x, low)
-    top_shared = second.experts[3].every(shared)
-    top = second.experts[1].every(paths[1])
+    top_shared = second.experts[3].answers(shared)
+    top = second.experts[1].answers(paths[1])
     want = model.towers[1](mixed(second.gates[1], paths[1], [top, top_shared]))
     torch.testing.assert_close(model(x)["type"], want)
     assert len(second.gates) == 3  # nobody reads a shared path after the last level

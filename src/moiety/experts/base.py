@@ -43,9 +43,15 @@ class Experts(nn.Module):
         """Weighted sum over all experts."""
         raise NotImplementedError
 
-    def every(self, x_TD: Tensor) -> Tensor:
-        """`[T, E, out_dim]`: what every expert answers to every token, unweighted."""
-        return torch.stack(list(self.loop([x_TD] * self.experts)), 1)
+    def answers(self, x_TD: Tensor, ids: Tensor | None = None, backend: str = "loop") -> Tensor:
+        """`[U, T, out_dim]`: what these experts (ascending ids; None: all) answer to every token.
+
+        Unweighted; parameters of the others get a gradient of zero. Experts that can only run one
+        after the other do so whatever the backend.
+        """
+        chosen = set(range(self.experts) if ids is None else ids.tolist())
+        rows = (x_TD if e in chosen else x_TD[:0] for e in range(self.experts))
+        return torch.cat(list(self.loop(rows))).view(len(chosen), x_TD.shape[0], self.out_dim)
 
     def always(self, x_TD: Tensor) -> Tensor | None:
         """What every token gets besides its experts (a base that low-rank experts correct)."""

@@ -115,11 +115,17 @@ class FeedForward(StackedExperts):
         y = torch.einsum("tef,edf->td", h, self.w_out)
         return y if self.b_out is None else y + weight_TE @ self.b_out
 
-    def every(self, x_TD: Tensor) -> Tensor:
-        h = torch.einsum("td,efd->tef", x_TD, self.w_in)
-        h = self._between(h if self.b_in is None else h + self.b_in)
-        y_TED = torch.einsum("tef,edf->ted", h, self.w_out)
-        return y_TED if self.b_out is None else y_TED + self.b_out
+    def answers(self, x_TD: Tensor, ids: Tensor | None = None, backend: str = "loop") -> Tensor:
+        if backend == "loop":
+            return super().answers(x_TD, ids)
+        parts = [self.w_in, self.b_in, self.w_out, self.b_out]
+        w_in, b_in, w_out, b_out = (
+            p if p is None or ids is None else p.index_select(0, ids) for p in parts
+        )
+        h = torch.einsum("td,ufd->utf", x_TD, w_in)
+        h = self._between(h if b_in is None else h + b_in[:, None])
+        y_UTD = torch.einsum("utf,udf->utd", h, w_out)
+        return y_UTD if b_out is None else y_UTD + b_out[:, None]
 
     def flops_per_row(self) -> list[float]:
         per_row = 2.0 * (self.w_in[0].numel() + self.w_out[0].numel())

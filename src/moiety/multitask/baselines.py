@@ -124,9 +124,11 @@ class _Level(nn.Module):
 
     def forward(self, paths: Sequence[Tensor]) -> list[Tensor]:
         groups: list[Any] = list(self.experts)
-        *own, shared = (group.every(x) for group, x in zip(groups, paths, strict=True))
-        seen = [torch.cat([y, shared], 1) for y in own] + [torch.cat([*own, shared], 1)]
+        *own, shared = (
+            group.answers(x, None, "dense") for group, x in zip(groups, paths, strict=True)
+        )
+        seen = [torch.cat([y, shared]) for y in own] + [torch.cat([*own, shared])]
         return [
-            torch.einsum("te,ted->td", gate(x).softmax(-1), y)
+            torch.einsum("te,etd->td", gate(x).softmax(-1), y)
             for gate, x, y in zip(self.gates, paths, seen)
         ]

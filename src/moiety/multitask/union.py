@@ -24,25 +24,31 @@ def mix(
     """`[G, T, out_dim]`: for each task the sum of expert outputs by its own gate."""
     weight_GTE = weights(routings)
     work = union_of(routings)
+    whole = work.by == "all" and work.active is None  # whoever works, works on every token
     if backend == "auto":
-        backend, _ = experts.choose(x_TD, work)
+        # On a CPU, experts that see all tokens are fastest one after the other: they fill a core.
+        by_turns = whole and x_TD.device.type == "cpu"
+        backend = "loop" if by_turns else experts.choose(x_TD, work)[0]
     if backend == "dense":
-        y_TUD = experts.every(x_TD)
+        y_UTD = experts.answers(x_TD, None, "dense")
+    elif whole:
+        y_UTD = experts.answers(x_TD, work.index[0], backend)
+        weight_GTE = weight_GTE.index_select(2, work.index[0])
     else:
         plan = work.plan()
-        y_TUD = by_slot(experts.rows(x_TD, plan, backend), plan)
+        y_UTD = by_slot(experts.rows(x_TD, plan, backend), plan).transpose(0, 1)
         index_GTU = work.index.expand(len(routings), *work.index.shape)
         rows = max(weight_GTE.shape[1], work.index.shape[0])
         weight_GTE = weight_GTE.expand(-1, rows, -1).gather(2, index_GTU)
-    y_GTD = _sum(weight_GTE.to(y_TUD.dtype), y_TUD)
+    y_GTD = _sum(weight_GTE.to(y_UTD.dtype), y_UTD)
     base_TD = experts.always(x_TD)
     return y_GTD if base_TD is None else base_TD + y_GTD.to(base_TD.dtype)
 
 
-def _sum(weight_GTU: Tensor, y_TUD: Tensor) -> Tensor:
-    if weight_GTU.shape[1] == 1 and y_TUD.shape[0] != 1:  # static: one matrix product for all
-        return torch.einsum("gu,tud->gtd", weight_GTU[:, 0], y_TUD)
-    return torch.einsum("gtu,tud->gtd", weight_GTU, y_TUD)
+def _sum(weight_GTU: Tensor, y_UTD: Tensor) -> Tensor:
+    if weight_GTU.shape[1] == 1 and y_UTD.shape[1] != 1:  # static: one matrix product for all
+        return torch.einsum("gu,utd->gtd", weight_GTU[:, 0], y_UTD)
+    return torch.einsum("gtu,utd->gtd", weight_GTU, y_UTD)
 
 
 def weights(routings: Sequence[Routing]) -> Tensor:
