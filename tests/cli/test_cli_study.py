@@ -79,6 +79,8 @@ def test_failed_trials_are_exit_code_1(moiety):
     assert code == 1 and err == ""
     assert "2 trials failed (of narrow, wide); their tracebacks are in" in out
     assert "failed: ZeroDivisionError" in out
+    code, out, _ = moiety("study", "show", "bad.py")
+    assert code == 0 and "2/3" in out and "The tracebacks of failed trials are in runs" in out
 
 
 @pytest.mark.parametrize(

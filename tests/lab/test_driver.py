@@ -193,12 +193,14 @@ def test_a_folder_of_another_run_is_refused(lab):
 
 def test_some_arms_first_and_the_verdicts_when_all_have_run(lab):
     first = lab.run(arms=["wide"])
+    assert "1 claims of the study are on arms that were not run" in lab.printed
     assert [arm["name"] for arm in first["arms"]] == ["wide"] and first["claims"] == []
     lab.run(arms=["wide"], seeds=4)
     waiting = lab.run(arms=["narrow"], seeds=5)
     assert "Verdicts wait for the other arms" in lab.printed and "arms" not in waiting
     result = lab.run()
     assert [arm["finished"] for arm in result["arms"]] == [5, 5] and len(result["claims"]) == 1
+    assert "arms that were not run" not in lab.printed
     with pytest.raises(ValueError, match="has no arm 'deep'; it has narrow, wide"):
         lab.run(arms=["deep"])
 

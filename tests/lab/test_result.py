@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from simulated import CLAIMS, WORDS, make_record, make_result, make_study, make_trials
+from simulated import CLAIMS, WORDS, Memory, make_record, make_result, make_study, make_trials
 
 from moiety.io import write_atomic
 from moiety.lab.claims import greater
@@ -134,6 +134,16 @@ def test_trials_that_have_not_ended_are_named(tmp_path):
     about = {"scale": "small", "plan": PLAN, "looks": [], "command": ""}
     with pytest.raises(ValueError, match="15 of 15 trials have not ended"):
         summarise(study, Store(tmp_path), make_trials(study, 5), **about)
+
+
+def test_the_gpu_is_named_by_the_trials_that_ran_on_it(tmp_path):
+    study = make_study([])
+    trials = make_trials(study, 2, ["a"])
+    said = {"versions": {"torch": "2", "gpu": "NVIDIA H200"}}
+    ended = {trial.key: make_record(trial, {"accuracy": 0.5}, **said) for trial in trials}
+    about = {"scale": "small", "plan": PLAN, "looks": [], "command": "", "device": "cuda"}
+    result = summarise(study, Memory(tmp_path, ended), trials, **about)
+    assert result["machine"]["device"] == "NVIDIA H200" and result["versions"] == {"torch": "2"}
 
 
 # -- looks -----------------------------------------------------------------------------------------

@@ -190,6 +190,8 @@ def show_plan(console: Console, run: Run) -> None:
         count = f"{row.done}/{row.planned}"
         table.add_row(row.arm, _short(row.settings), count, str(row.failed or "–"), *values)
     console.print(table)
+    if any(row.failed for row in rows):
+        typer.echo(f"The tracebacks of failed trials are in {run.folder / 'trials'}.")
     for arm, reason in run.without_settings(plan["arms"]).items():
         typer.echo(f"{arm} is not measured: {reason}")
     left = sum(row.planned - row.done for row in rows)
