@@ -60,6 +60,7 @@ def test_show_works_while_a_run_is_going_on(moiety):
         code, out, _ = moiety("study", "show", "here")
     assert code == 0
     assert "1/2" in out and "1 trials to run" in out
+    assert "Verdicts of before, without the trials to run:" in out
 
 
 def test_show_of_a_study_without_runs_says_what_it_asks(moiety):

@@ -158,14 +158,19 @@ def show_run(console: Console, folder: Path) -> None:
     run = open_run(about["reference"], scale=about["scale"], out=folder, device=about["device"])
     run.draft_plan(None, None, None, None)
     run.arms = run.plan["arms"]
-    show_plan(console, run)
+    left = show_plan(console, run)
     if (folder / "result.json").is_file():
+        if left:
+            typer.echo("Verdicts of before, without the trials to run:")
         show_verdicts(console, read_result(folder / "result.json"))
     typer.echo(f"Command: {about['command']}")
 
 
-def show_plan(console: Console, run: Run) -> None:
-    """The arms of a run, how many trials of each are done, and how long the rest takes."""
+def show_plan(console: Console, run: Run) -> int:
+    """The arms of a run, how many trials of each are done, and how long the rest takes.
+
+    Returns how many trials are left.
+    """
     from ..lab.progress import duration
     from ..lab.standing import searched, standings, time_left
     from ..report.words import number
@@ -198,6 +203,7 @@ def show_plan(console: Console, run: Run) -> None:
     seconds = time_left(run)
     known = "time not known before a first run" if seconds is None else f"about {duration(seconds)}"
     typer.echo(f"{left} trials to run: {known}." if left else "All trials are done.")
+    return left
 
 
 def show_verdicts(console: Console, result: dict[str, Any]) -> None:

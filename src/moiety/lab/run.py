@@ -202,9 +202,7 @@ class Run:
         io.write_json(self.folder / "looks.json", result["looks"])  # first: it is paid for
         io.write_json(self.folder / "result.json", result)
         if apart := len(self.study.claims) - len(result["claims"]):
-            self.say(
-                f"{apart} claims of the study are on arms that were not run."
-            )
+            self.say(f"{apart} claims of the study are on arms that were not run.")
         return result
 
     def _unfinished(self) -> dict[str, Any]:
