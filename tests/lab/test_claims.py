@@ -103,4 +103,4 @@ def test_the_seeds_that_would_decide_do():
 
 def test_numbers_are_written_as_the_metric_is():
     given = row(0.05)
-    assert "1.00 points" in would_change(given, judge([given])[0], form=".1%")
+    assert "1 point" in would_change(given, judge([given])[0], form=".1%")

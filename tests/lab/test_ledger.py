@@ -182,7 +182,7 @@ def test_the_page_by_hand(tmp_path):
     (line,) = [line for line in text.splitlines() if line.startswith("| paper/digits 1")]
     assert line.replace("\\|", "").count("|") == 8  # text cannot break the table
     assert "| **holds** | +" in line and " points (+" in line
-    assert "a is better than b by more than 1.00 points" in text
+    assert "a is better than b by more than 1 point" in text
     assert claim["would_change"] in text
     assert result["trials_sha256"][:16] in text and "`run` (small, cpu)" in text
     assert "Deviations from the paper:** smaller." in text

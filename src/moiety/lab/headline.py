@@ -102,7 +102,7 @@ def _claims(result: Result) -> str:
         return f"Verdicts on {len(claims)} claim{'s' * (len(claims) != 1)}: {', '.join(parts)}."
     by = {w: [c["a"] for c in claims if c["verdict"]["word"] == w] for w in words.VERDICTS}
     form = result["metrics"][result["main"]]["format"]
-    margin = listed(sorted({words.margin(c["margin"], form) for c in claims}))
+    margin = listed(sorted({words.difference(c["margin"], form, signed=False) for c in claims}))
     said = f"Shown to be better than dense by more than {margin}: {few(by['holds']) or 'none'}"
     for word, text in (("reversed", "worse"), ("negligible", "equal within that")):
         said += f"; {text}: {few(by[word])}" if by[word] else ""

@@ -31,19 +31,18 @@ def interval(low: float | None, high: float | None, form: str) -> str:
 
 
 def difference(value: float | None, form: str, *, signed: bool = True) -> str:
-    """Write a difference of two metrics: percentages differ by points, with one more digit."""
-    sign = "+" if signed else ""
+    """Write a difference of two metrics: percentages differ by points, with one more digit.
+
+    One without sign is a size that was chosen, such as a margin: 0.01 is "1 point".
+    """
     percent = re.fullmatch(r",?\.(\d+)%", form)
     if percent is None or missing(value) or value is None:
-        return number(value, f"{sign}{form}")
-    return _minus(f"{100 * value:{sign}.{int(percent[1]) + 1}f}") + " points"
-
-
-def margin(value: float, form: str) -> str:
-    """Write the smallest difference that matters, without the zeros at its end."""
-    if not form.endswith("%"):
-        return number(value, form)
-    return f"{100 * value:g} point{'s' * (f'{100 * value:g}' != '1')}"
+        return number(value, f"{'+' if signed else ''}{form}")
+    digits = int(percent[1]) + 1
+    if signed:
+        return _minus(f"{100 * value:+.{digits}f}") + " points"
+    size = f"{round(100 * value, digits):g}"
+    return f"{size} point" + "s" * (size != "1")
 
 
 def difference_interval(low: float | None, high: float | None, form: str) -> str:
