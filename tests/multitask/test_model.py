@@ -132,6 +132,19 @@ def test_backends_agree(backend):
         torch.testing.assert_close(y, want[name])
 
 
+@pytest.mark.parametrize("name", ["dselect-k-static", "top-k"])
+def test_compiled_it_is_the_same(name):
+    model = gated(name)
+    x, targets = problem()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = []
+    for run in (model, compiled):
+        loss = model.loss(run(x), targets)
+        found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
 # -- parts ----------------------------------------------------------------------------------------
 
 

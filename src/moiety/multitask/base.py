@@ -24,6 +24,7 @@ from ..routing import Routing
 from ..routing.value import readable
 from .metrics import task_metrics
 from .task import Task, check_tasks, unpack
+from .together import run_alike
 from .weighting import (
     WEIGHTINGS,
     SampleWeights,
@@ -31,8 +32,8 @@ from .weighting import (
     check_names,
     presence,
     task_losses,
+    uncertain_loss,
     weight_of,
-    weighted_loss,
 )
 
 Tower = int | Sequence[int] | Callable[[Task], nn.Module] | Mapping[str, nn.Module] | None
@@ -73,6 +74,8 @@ class MultiTask(nn.Module):
         self.tasks = check_tasks(tasks)
         self.trunk = trunk
         self.towers = build_towers(self.tasks, width, tower)
+        plain = tower is None or isinstance(tower, (int, Sequence))
+        self.towers_alike = plain and len({task.outputs for task in self.tasks}) == 1
         learned = weighting == "uncertainty"
         self.log_variance = nn.Parameter(torch.zeros(len(self.tasks))) if learned else None
 
@@ -85,8 +88,8 @@ class MultiTask(nn.Module):
         _check_input(x)
         outputs = Outputs({})
         each = self.features(run_trunk(self.trunk, x), outputs)
-        for task, tower, h_BD in zip(self.tasks, self.towers, each, strict=True):
-            y = tower(h_BD)
+        answers = run_alike(list(self.towers), each, self.towers_alike)
+        for task, y in zip(self.tasks, answers, strict=True):
             if y.shape[-1] != task.outputs:
                 raise ValueError(
                     f"the tower of task {task.name!r} gives {y.shape[-1]} values, "
@@ -132,9 +135,11 @@ def total_loss(
     losses = task_losses(tasks, outputs, targets, sample_weights)
     parts = []
     for task in tasks:
-        s = outputs.log_variance.get(task.name)
-        there = presence(task, targets[task.name], weight_of(task, sample_weights))
-        parts.append(weighted_loss(task, losses[task.name], there, s))
+        loss, s = losses[task.name], outputs.log_variance.get(task.name)
+        if s is not None:
+            there = presence(task, targets[task.name], weight_of(task, sample_weights))
+            loss = uncertain_loss(task, loss, s, there)
+        parts.append(loss if task.weight == 1 else task.weight * loss)
     parts += [term for own in outputs.terms.values() for term in own.values()]
     return torch.stack([part.to(parts[0].dtype) for part in parts]).sum()
 

@@ -11,7 +11,7 @@ With validation data `fit_many` keeps the best weights and with them the log up 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..routing import Router, Routing
 from ..routing.dselect import DSelect
 from ..routing.selector import is_plateau
+from .together import one_row, run_alike
 
 
 class GateLog(nn.Module):
@@ -42,14 +43,25 @@ class GateLog(nn.Module):
         self.register_buffer("binary_G", torch.full((tasks,), -1))
 
     @torch.no_grad()
-    def forward(self, x_TD: Tensor, routers: Iterable[Any], routings: Sequence[Routing]) -> None:
-        """Note one training call; calls past the last point count, but leave no weights."""
-        gate_GE = torch.stack([mean_gate(r) for r in routings])
-        active_G = torch.stack([mean_active(r) for r in routings])
+    def forward(
+        self,
+        x_TD: Tensor,
+        routers: Iterable[Any],
+        weight_GTE: Tensor,
+        choice_GTE: Tensor,
+        joined: bool = False,
+    ) -> None:
+        """Note one training call; calls past the last point count, but leave no weights.
+
+        joined: the routers are alike and may be asked together.
+        """
+        gate_GE = weight_GTE.detach().mean(1)
+        active_G = choice_GTE.float().sum(2).mean(1)
         due_P = torch.arange(self.points, device=gate_GE.device) * self.every == self.seen
         self.gate_PGE.copy_(torch.where(due_P[:, None, None], gate_GE, self.gate_PGE))
         self.active_PG.copy_(torch.where(due_P[:, None], active_G, self.active_PG))
-        binary_G = torch.stack([_all_binary(r, x_TD, self.seen) for r in routers])
+        tests = [_AllBinary(router, self.seen) for router in routers]
+        binary_G = torch.stack(run_alike(tests, x_TD, joined))
         # A gate by example may leave its plateau again: the last time it became binary counts.
         first_G = torch.where(self.binary_G < 0, self.seen, self.binary_G)
         self.binary_G.copy_(torch.where(binary_G, first_G, -1))
@@ -74,14 +86,12 @@ class GateLog(nn.Module):
 
 def mean_gate(r: Routing) -> Tensor:
     """`[E]`: the weights of a static gate, or their mean over the examples."""
-    one = r.replace(tokens=1, mask=None) if r.by == "all" else r
-    return one.dense().detach().float().mean(0)
+    return one_row(r).dense().detach().mean(0)
 
 
 def mean_active(r: Routing) -> Tensor:
     """Scalar: how many experts work for an example, on average."""
-    one = r.replace(tokens=1, mask=None) if r.by == "all" else r
-    return one.choice().float().sum(1).mean()
+    return one_row(r).choice().float().sum(1).mean()
 
 
 def binary(router: Router, x_TD: Tensor, step: Tensor | int) -> Tensor | None:
@@ -96,6 +106,13 @@ def binary(router: Router, x_TD: Tensor, step: Tensor | int) -> Tensor | None:
     return is_plateau(router.logits(x_TD)[1], router.width_at(step, x_TD.dtype))
 
 
-def _all_binary(router: Router, x_TD: Tensor, step: Tensor) -> Tensor:
-    found = binary(router, x_TD, step)
-    return torch.zeros((), dtype=torch.bool, device=x_TD.device) if found is None else found.all()
+class _AllBinary(nn.Module):
+    """A gate's binary test as a module, which `run_alike` can batch."""
+
+    def __init__(self, router: Router, step: Tensor) -> None:
+        super().__init__()
+        self.router, self.step = router, step
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        found = binary(self.router, x_TD, self.step)
+        return torch.zeros_like(self.step, dtype=torch.bool) if found is None else found.all()

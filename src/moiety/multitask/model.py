@@ -22,7 +22,8 @@ from ..routing import Router, balance, build_router
 from .base import MultiTask, Outputs, Tower, evaluating
 from .gate_log import GateLog
 from .task import Task, check_tasks
-from .union import mix
+from .together import Decisions, can_join, decide_apart, decide_together, pays_off
+from .union import mix_weights
 from .weighting import Weighting, check_names
 
 
@@ -68,6 +69,7 @@ class MultiGate(MultiTask):
         self.experts = experts
         routers = _routers(tasks, experts, router, options)
         self.routers = nn.ModuleList(routers)
+        self.joined = isinstance(router, str) and len(routers) > 1 and can_join(routers)
         self.balance = [_weights(r, balance) for r in routers]
         if backend not in ("auto", *experts.backends):
             raise ValueError(
@@ -83,15 +85,21 @@ class MultiGate(MultiTask):
                 f"the experts take {self.experts.dim} values an example, got {x_TD.shape[1]} "
                 f"(shape {list(x.shape)})"
             )
-        for task, router, weights in zip(self.tasks, self.routers, self.balance, strict=True):
-            routing = router(x_TD)
-            outputs.routings[task.name] = routing
-            if weights:
-                outputs.terms[task.name] = balance.terms(routing, weights)
-        routings = list(outputs.routings.values())
+        found = self._decide(x_TD)
+        names = [task.name for task in self.tasks]
+        outputs.routings = dict(zip(names, found.routings, strict=True))
+        outputs.terms = dict(zip(names, found.terms, strict=True))
         if self.log is not None and self.training:
-            self.log(x_TD, self.routers, routings)
-        return mix(self.experts, x_TD, routings, self.backend).unbind(0)
+            self.log(x_TD, self.routers, found.weight_GTE, found.choice_GTE, self.joined)
+        weight, choice = found.weight_GTE, found.choice_GTE
+        y_GTD = mix_weights(self.experts, x_TD, weight, choice, found.routings, self.backend)
+        return y_GTD.unbind(0)
+
+    def _decide(self, x_TD: Tensor) -> Decisions:
+        routers: list[Any] = list(self.routers)
+        if self.joined and pays_off(x_TD):
+            return decide_together(routers, self.balance[0], x_TD)
+        return decide_apart(routers, self.balance, x_TD)
 
 
 def as_experts(experts: Experts | Sequence[nn.Module], dim: int | Sequence[int] | None) -> Experts:

@@ -16,33 +16,54 @@ from torch import Tensor
 from ..experts import Experts, by_slot
 from ..routing import Routing
 from ..routing.value import in_vmap
+from .together import one_row, stack_rows
 
 
 def mix(
     experts: Experts, x_TD: Tensor, routings: Sequence[Routing], backend: str = "auto"
 ) -> Tensor:
     """`[G, T, out_dim]`: for each task the sum of expert outputs by its own gate."""
-    weight_GTE = weights(routings)
-    work = union_of(routings)
+    rows = [one_row(r) for r in routings]
+    weight_GTE = stack_rows([r.dense() for r in rows])
+    return mix_weights(experts, x_TD, weight_GTE, choices(routings), routings, backend)
+
+
+def mix_weights(
+    experts: Experts,
+    x_TD: Tensor,
+    weight_GTE: Tensor,
+    choice_GTE: Tensor,
+    routings: Sequence[Routing],
+    backend: str = "auto",
+) -> Tensor:
+    """`mix` where weights and choices of all gates are known already."""
+    if backend == "dense" or (backend == "auto" and in_vmap()):
+        y_UTD = experts.answers(x_TD, None, "dense")
+    else:
+        y_UTD, weight_GTE = _run(experts, x_TD, weight_GTE, _union(choice_GTE, routings), backend)
+    y_GTD = _sum(weight_GTE.to(y_UTD.dtype), y_UTD)
+    base_TD = experts.always(x_TD)
+    return y_GTD if base_TD is None else base_TD + y_GTD.to(base_TD.dtype)
+
+
+def _run(
+    experts: Experts, x_TD: Tensor, weight_GTE: Tensor, work: Routing, backend: str
+) -> tuple[Tensor, Tensor]:
+    """The answers `[U, T, D]` of who is needed, and the weights `[G, T or 1, U]` for them."""
     whole = work.by == "all" and work.active is None  # whoever works, works on every token
     if backend == "auto":
         # On a CPU, experts that see all tokens are fastest one after the other: they fill a core.
         by_turns = whole and x_TD.device.type == "cpu"
         backend = "loop" if by_turns else experts.choose(x_TD, work)[0]
     if backend == "dense":
-        y_UTD = experts.answers(x_TD, None, "dense")
-    elif whole:
-        y_UTD = experts.answers(x_TD, work.index[0], backend)
-        weight_GTE = weight_GTE.index_select(2, work.index[0])
-    else:
-        plan = work.plan()
-        y_UTD = by_slot(experts.rows(x_TD, plan, backend), plan).transpose(0, 1)
-        index_GTU = work.index.expand(len(routings), *work.index.shape)
-        rows = max(weight_GTE.shape[1], work.index.shape[0])
-        weight_GTE = weight_GTE.expand(-1, rows, -1).gather(2, index_GTU)
-    y_GTD = _sum(weight_GTE.to(y_UTD.dtype), y_UTD)
-    base_TD = experts.always(x_TD)
-    return y_GTD if base_TD is None else base_TD + y_GTD.to(base_TD.dtype)
+        return experts.answers(x_TD, None, "dense"), weight_GTE
+    if whole:
+        ids = work.index[0]
+        return experts.answers(x_TD, ids, backend), weight_GTE.index_select(2, ids)
+    plan = work.plan()
+    y_UTD = by_slot(experts.rows(x_TD, plan, backend), plan).transpose(0, 1)
+    index_GTU = work.index.expand(weight_GTE.shape[0], *work.index.shape)
+    return y_UTD, weight_GTE.expand(-1, work.index.shape[0], -1).gather(2, index_GTU)
 
 
 def _sum(weight_GTU: Tensor, y_UTD: Tensor) -> Tensor:
@@ -51,14 +72,9 @@ def _sum(weight_GTU: Tensor, y_UTD: Tensor) -> Tensor:
     return torch.einsum("gtu,utd->gtd", weight_GTU, y_UTD)
 
 
-def weights(routings: Sequence[Routing]) -> Tensor:
-    """`[G, T, E]`, or `[G, 1, E]` where all gates are static: the combine weights."""
-    return torch.stack(_same_rows([_row(r).dense() for r in routings]))
-
-
 def choices(routings: Sequence[Routing]) -> Tensor:
     """`[G, T, E]` bool, or `[G, 1, E]` where all gates are static: who works for whom."""
-    return torch.stack(_same_rows([_row(r).choice() for r in routings]))
+    return stack_rows([one_row(r).choice() for r in routings])
 
 
 def union_of(routings: Sequence[Routing]) -> Routing:
@@ -67,7 +83,11 @@ def union_of(routings: Sequence[Routing]) -> Routing:
     Where the host may look, it has just the slots it needs; else as many as the gates could ask
     for. The weights are ones.
     """
-    needed_TE = choices(routings).any(0)
+    return _union(choices(routings), routings)
+
+
+def _union(choice_GTE: Tensor, routings: Sequence[Routing]) -> Routing:
+    needed_TE = choice_GTE.any(0)
     rows, experts = needed_TE.shape
     looks = rows > 0 and can_look(needed_TE)
     most = int(needed_TE.sum(1).max()) if looks else _most(routings)
@@ -103,13 +123,3 @@ def can_look(t: Tensor) -> bool:
     if torch.compiler.is_compiling() or in_vmap():
         return False
     return t.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
-
-
-def _row(r: Routing) -> Routing:
-    """A static decision for one token stands for all."""
-    return r.replace(tokens=1, mask=None) if r.by == "all" else r
-
-
-def _same_rows(each: list[Tensor]) -> list[Tensor]:
-    rows = max(t.shape[0] for t in each)
-    return [t.expand(rows, -1) for t in each]

@@ -16,21 +16,21 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from .task import Task, check_target, entry_weights, labelled, task_loss
+from .together import pays_off
 
 Weighting = Literal["fixed", "uncertainty"]
 WEIGHTINGS = ("fixed", "uncertainty")
 SampleWeights = Tensor | Mapping[str, Tensor] | None
 
 
-def weighted_loss(task: Task, loss: Tensor, present: Tensor, log_variance: Tensor | None) -> Tensor:
-    """One task's part of the sum; `present` is bool: the batch has a label of it."""
-    if log_variance is None:
-        return task.weight * loss
+def uncertain_loss(task: Task, loss: Tensor, log_variance: Tensor, present: Tensor) -> Tensor:
+    """A task's loss with its uncertainty; `present` is bool: the batch has a label of it."""
     share = 0.5 if task.kind == "number" else 1.0
     whole = share * (-log_variance).exp() * loss + 0.5 * log_variance
-    return task.weight * torch.where(present, whole, 0.0)
+    return torch.where(present, whole, 0.0)
 
 
 def check_names(tasks: Sequence[Task], given: Mapping[str, object], word: str) -> None:
@@ -52,12 +52,34 @@ def task_losses(
 ) -> dict[str, Tensor]:
     """The unweighted mean loss of every task, over its labelled entries."""
     _check_given(tasks, targets, sample_weights)
-    return {
-        task.name: task_loss(
-            task, outputs[task.name], targets[task.name], weight_of(task, sample_weights)
-        )
-        for task in tasks
-    }
+    alike: dict[tuple, list[Task]] = {}
+    for task in tasks:
+        weighted = weight_of(task, sample_weights) is not None
+        alike.setdefault((task.kind, task.outputs, weighted), []).append(task)
+    losses: dict[str, Tensor] = {}
+    for group in alike.values():
+        found = _group_losses(group, outputs, targets, sample_weights)
+        losses |= zip([task.name for task in group], found, strict=True)
+    return {task.name: losses[task.name] for task in tasks}
+
+
+def _group_losses(
+    group: Sequence[Task],
+    outputs: Mapping[str, Tensor],
+    targets: Mapping[str, Tensor],
+    sample_weights: SampleWeights,
+) -> Sequence[Tensor]:
+    """The losses of tasks of one kind and size; as one batch where that pays off."""
+    given = [
+        (outputs[t.name], check_target(t, targets[t.name], len(outputs[t.name]))) for t in group
+    ]
+    weights = [weight_of(t, sample_weights) for t in group]
+    if len(group) == 1 or not pays_off(given[0][0]):
+        return [task_loss(t, *own, w) for t, own, w in zip(group, given, weights, strict=True)]
+    stacks = [torch.stack(each) for each in zip(*given, strict=True)]
+    if weights[0] is not None:
+        stacks.append(torch.stack([w for w in weights if w is not None]))
+    return vmap(lambda *own: task_loss(group[0], *own))(*stacks).unbind(0)
 
 
 def presence(task: Task, target: Tensor, weight: Tensor | None) -> Tensor:
