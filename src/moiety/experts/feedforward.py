@@ -85,14 +85,23 @@ class FeedForward(StackedExperts):
         act = self.activation
         return isinstance(act, nn.Module) and next(act.parameters(), None) is not None
 
-    def loop(self, rows: Iterable[Tensor]) -> Iterator[Tensor]:
+    def _each(self) -> list[tuple[Tensor, Tensor | None, Tensor, Tensor | None]]:
+        """The weights of every expert."""
         none = [None] * self.experts
         # Unbound, a stack has one stack as its gradient; E of its slices would make E of them.
         w_in, w_out = self.w_in.unbind(), self.w_out.unbind()
         b_in = none if self.b_in is None else self.b_in.unbind()
         b_out = none if self.b_out is None else self.b_out.unbind()
-        for x, w_1, b_1, w_2, b_2 in zip(rows, w_in, b_in, w_out, b_out, strict=True):
-            yield F.linear(self._between(F.linear(x, w_1, b_1)), w_2, b_2)
+        return list(zip(w_in, b_in, w_out, b_out, strict=True))
+
+    def loop(self, rows: Iterable[Tensor]) -> Iterator[Tensor]:
+        for x, own in zip(rows, self._each(), strict=True):
+            yield self._one(x, *own)
+
+    def _one(
+        self, x: Tensor, w_1: Tensor, b_1: Tensor | None, w_2: Tensor, b_2: Tensor | None
+    ) -> Tensor:
+        return F.linear(self._between(F.linear(x, w_1, b_1)), w_2, b_2)
 
     def grouped(self, rows_ND: Tensor, plan: Plan) -> Tensor:
         dtype = active_dtype(rows_ND)
@@ -117,7 +126,9 @@ class FeedForward(StackedExperts):
 
     def answers(self, x_TD: Tensor, ids: Tensor | None = None, backend: str = "loop") -> Tensor:
         if backend == "loop":
-            return super().answers(x_TD, ids)
+            each = self._each()
+            chosen = range(self.experts) if ids is None else ids.tolist()
+            return torch.stack([self._one(x_TD, *each[e]) for e in chosen])
         parts = [self.w_in, self.b_in, self.w_out, self.b_out]
         w_in, b_in, w_out, b_out = (
             p if p is None or ids is None else p.index_select(0, ids) for p in parts

@@ -9,6 +9,7 @@ task sums the answers with its own weights. Axis G: tasks (gates); U: slots of t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -90,20 +91,19 @@ def _union(choice_GTE: Tensor, routings: Sequence[Routing]) -> Routing:
     needed_TE = choice_GTE.any(0)
     rows, experts = needed_TE.shape
     looks = rows > 0 and can_look(needed_TE)
+    static = all(r.by == "all" for r in routings)
+    words: dict[str, Any] = {"experts": experts, "tokens": routings[0].tokens}
+    if static and looks:
+        ids = needed_TE[0].nonzero().T
+        if ids.shape[1]:  # every slot is needed: none is inactive
+            return Routing(index=ids, weight=torch.ones_like(ids).float(), by="all", **words)
     most = int(needed_TE.sum(1).max()) if looks else _most(routings)
     # Stable: experts stay in the order of their ids, the ones nobody needs come last.
     order_TE = torch.sort((~needed_TE).to(torch.uint8), dim=1, stable=True).indices
     index_TU = order_TE[:, : max(most, 1)]
     active_TU = needed_TE.gather(1, index_TU)
-    static = all(r.by == "all" for r in routings)
-    return Routing(
-        index=index_TU,
-        weight=active_TU.float(),
-        active=None if static and looks and most else active_TU,  # then every slot is needed
-        experts=experts,
-        tokens=routings[0].tokens,
-        by="all" if static else "token",
-    )
+    by: Literal["token", "all"] = "all" if static else "token"
+    return Routing(index=index_TU, weight=active_TU.float(), active=active_TU, by=by, **words)
 
 
 def _most(routings: Sequence[Routing]) -> int:
