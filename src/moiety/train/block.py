@@ -162,7 +162,9 @@ class Block:
                 loss = self.plan.loss(self._call(params, buffers, x), y)
                 return sum(terms, loss)
 
-        x, y = self.x[rows_SB], self.y[rows_SB]
+        # Rows at once, which on a CPU is several times as fast as an index.
+        x, y = (t.index_select(0, rows_SB.flatten()) for t in (self.x, self.y))
+        x, y = (t.unflatten(0, rows_SB.shape) for t in (x, y))
         with _explained(self.base):
             losses_S = torch.func.vmap(one)(self.params, self.buffers, self.copies, x, y)
         learned = {name: p for name, p in self.params.items() if p.requires_grad}
@@ -176,7 +178,7 @@ class Block:
     def _update(self, grads: dict[str, Tensor]) -> None:
         if not self.groups:  # what no gradient reaches is not updated, and that is known now
             self._group({name: self.params[name] for name in grads})
-        flat = [group.flatten(grads) for group in self.groups]
+        flat = [group.take(grads) for group in self.groups]
         if "clip" in self.numbers:
             norm_S = torch.stack([g.norm(dim=1) for g in flat]).norm(dim=0)
             shrink_S = (self.numbers["clip"] / (norm_S + 1e-6)).clamp(max=1.0)

@@ -52,8 +52,8 @@ def _adadelta(
     g, eps, weight = _decayed(p, g, s), column(s["eps"], p), column(1 - s["rho"], p)
     work = g * g
     square.lerp_(work, weight)
-    root = torch.add(square, eps, out=work).sqrt_()
-    delta = (moved + eps).sqrt_().div_(root).mul_(g)
+    # One root of the quotient for two roots: on a CPU they are what costs.
+    delta = (moved + eps).div_(torch.add(square, eps, out=work)).sqrt_().mul_(g)
     moved.lerp_(torch.mul(delta, delta, out=work), weight)
     p.sub_(delta.mul_(column(s["lr"], p)))
 
@@ -83,24 +83,29 @@ class Stacked:
 
     def __init__(self, params: dict[str, Tensor], optimizer: str) -> None:
         _, moments, self.update = OPTIMIZERS[optimizer]
-        # Each starts at a multiple of ALIGN, as matrix products like it.
-        self.pads = {name: -p[0].numel() % ALIGN for name, p in params.items()}
-        self.flat = self.flatten(params)
+        self.flat, self.params = _side_by_side(params)
+        self.grad, self.slots = _side_by_side(params)
         self.moments = [torch.zeros_like(self.flat) for _ in range(moments)]
-        widths = [p[0].numel() + self.pads[name] for name, p in params.items()]
-        self.params = {
-            name: part[:, : p[0].numel()].view_as(p).detach().requires_grad_()
-            for (name, p), part in zip(params.items(), self.flat.split(widths, dim=1))
-        }
+        for name, p in params.items():
+            self.params[name].copy_(p.detach())
+            self.params[name].requires_grad_()
 
-    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Put tensors `[S, …]` with the names of the parameters side by side."""
-        parts = []
-        for name, pad in self.pads.items():
-            t = tensors[name].detach().flatten(1)
-            parts += [t, t.new_zeros(len(t), pad)] if pad else [t]
-        return torch.cat(parts, dim=1)
+    def take(self, grads: dict[str, Tensor]) -> Tensor:
+        """The gradients `[S, …]` of the parameters as one tensor `[S, P]`."""
+        for name, slot in self.slots.items():
+            slot.copy_(grads[name])
+        return self.grad
 
     def step(self, g_SP: Tensor, numbers: dict[str, Tensor], t: Tensor) -> None:
         """Update the parameters in place."""
         self.update(self.flat, g_SP, *self.moments, numbers, t)
+
+
+def _side_by_side(like: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """A tensor `[S, P]` with room for all, and the place of each in it."""
+    first = next(iter(like.values()))
+    # Each starts at a multiple of ALIGN, as matrix products like it.
+    widths = {name: -(-t[0].numel() // ALIGN) * ALIGN for name, t in like.items()}
+    flat = first.new_zeros(len(first), sum(widths.values()), requires_grad=False)
+    parts = zip(like.items(), flat.split(list(widths.values()), dim=1))
+    return flat, {name: part[:, : t[0].numel()].view_as(t).detach() for (name, t), part in parts}
