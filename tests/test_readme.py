@@ -10,7 +10,7 @@ import moiety
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-RUN = [README, ROOT / "docs" / "architecture.md", ROOT / "docs" / "upcycle.md"]
+RUN = [README, *(ROOT / "docs" / name for name in ("architecture.md", "upcycle.md", "seeds.md"))]
 
 
 def blocks(page):

@@ -103,10 +103,17 @@ def forest(result: Mapping[str, Any]) -> list[Figure]:
             [_effect_row(result, i, c) for i, c in claims],
             "In units of δ, the smallest effect that matters: the band is ±δ, and to its right the "
             "first arm is better. An interval is of one claim alone; verdicts are corrected for "
-            "the number of claims and looks.",
+            + CORRECTED[bool(result["paper"])],
             height=120 + (54 if top <= 12 else 42) * top,
         )
     ]
+
+
+CORRECTED = {
+    False: "the number of claims and looks.",
+    True: "the number of looks and of this study's claims; the ledger (moiety study claims) corrects "
+    "them for all claims of the paper.",
+}
 
 
 def _band() -> dict[str, Any]:
