@@ -111,8 +111,8 @@ def forest(result: Mapping[str, Any]) -> list[Figure]:
 
 CORRECTED = {
     False: "the number of claims and looks.",
-    True: "the number of looks and of this study's claims; the ledger (moiety study claims) corrects "
-    "them for all claims of the paper.",
+    True: "the number of looks and of this study's claims; the ledger (moiety study claims) "
+    "corrects them for all claims of the paper.",
 }
 
 
