@@ -23,6 +23,11 @@ def test_a_folder_without_result_says_what_is_missing(moiety, tmp_path):
     assert err.count("\n") == 1
 
 
+def test_a_page_cannot_take_the_place_of_a_folder(moiety, tmp_path):
+    code, _, err = moiety("report", tmp_path, "--out", tmp_path)
+    assert code == 2 and f"{tmp_path} is a folder" in err and err.count("\n") == 1
+
+
 def test_a_damaged_result_is_named_and_the_old_page_stays(moiety, tmp_path):
     (tmp_path / "report.html").write_text("old")
     (tmp_path / "result.json").write_text('{"schema": 1')

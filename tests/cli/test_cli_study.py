@@ -124,8 +124,9 @@ def test_a_folder_in_use_is_told(moiety):
 
 
 def test_the_ledger_is_printed_and_written(moiety):
-    code, out, _ = moiety("study", "claims")
+    code, out, err = moiety("study", "claims")
     assert code == 0 and out.startswith("# Claims") and "lab/routers" in out
+    assert err == "moiety: there is no folder results, so no claim counts as run.\n"
     code, said, _ = moiety("study", "claims", "--write", "docs/claims.md")
     assert code == 0 and said == "The ledger: docs/claims.md\n"
     assert Path("docs/claims.md").read_text() == out
@@ -169,3 +170,9 @@ def test_a_file_that_was_edited_is_told(moiety, file, old, new, said):
     code, _, err = moiety("study", "show", "here")
     assert code == 2 and err.count("\n") == 1
     assert str(path) in err and said in err
+
+
+@pytest.mark.parametrize("verb", ["compare", "data", "study"])
+def test_a_verb_with_verbs_of_its_own_shows_its_help(moiety, verb):
+    _, out, err = moiety(verb)
+    assert f"moiety {verb}" in out + err and "moiety: \n" not in err and "Missing" not in err

@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
         sentence = explain(error)
         if sentence is None:
             raise
-        typer.echo(f"moiety: {sentence}", err=True)
+        if sentence:  # empty where typer has just shown the help of a verb without its own verb
+            typer.echo(f"moiety: {sentence}", err=True)
         sys.exit(2)
     if code == INTERRUPTED:
         typer.echo("moiety: interrupted.", err=True)

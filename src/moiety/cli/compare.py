@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich import filesize
 from rich.console import Console
 
 from ..report import Column
@@ -22,7 +21,9 @@ if TYPE_CHECKING:
 
 MOST_WORKERS = 16  # unless asked for: every one reads the data
 
-command = typer.Typer(help="Compare methods on your own data, and write a page.")
+command = typer.Typer(
+    help="Compare methods on your own data, and write a page.", no_args_is_help=True
+)
 
 
 @command.callback()
@@ -186,7 +187,6 @@ def run(console: Console, asked: Asked, folder: Path, device: str, workers: int)
     show_result(console, result)
     for about, text in answers(result).items():
         say(console, f"{about}: {text}")
-    say(console, f"The page: {folder / 'report.html'}")
     if result["failures"]:
         raise typer.Exit(1)
 
@@ -241,6 +241,7 @@ def tell_plan(console: Console, comparison: Comparison, device: torch.device, wo
     from ..lab.executors import Job
     from ..lab.plan import Plan, estimate, fix_budget
     from ..lab.progress import duration
+    from ..report import words
     from .demo import show
 
     asked, study = comparison.asked, comparison.study()
@@ -266,7 +267,7 @@ def tell_plan(console: Console, comparison: Comparison, device: torch.device, wo
                 "arm": name,
                 "mflops": cost["flops"] / 1e6,
                 "parameters": cost["parameters"],
-                "memory": filesize.decimal(cost["memory"]),
+                "memory": words.quantity(cost["memory"], words.BYTES),
                 "examples": speed["examples"],
                 "seconds": duration(estimate(plan["budget"], name)),
             }

@@ -186,7 +186,7 @@ def show(console: Console, rows: list[Row], columns: list[Column], title: str) -
         first = column.key == "arm"
         side: Literal["left", "right"] = "left" if first else "right"
         word = max(map(len, column.label.split()))  # headings wrap between words, never inside
-        table.add_column(column.label, justify=side, min_width=word, no_wrap=first)
+        table.add_column(column.label, justify=side, min_width=word, no_wrap=first, overflow="fold")
     for row in rows:
         table.add_row(*(column.text(row) for column in columns))
     console.print(table)

@@ -18,6 +18,8 @@ def command(
     from ..lab.schema import check_result
     from ..report import study_page
 
+    if out is not None and out.is_dir():
+        raise ValueError(f"{out} is a folder: give the page a file, such as {out / 'report.html'}")
     path = folder / "result.json"
     if not path.is_file():
         raise ValueError(

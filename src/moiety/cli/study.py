@@ -13,7 +13,10 @@ from rich.table import Table
 if TYPE_CHECKING:  # the lab loads scipy: other verbs must not wait for it
     from ..lab.run import Run
 
-command = typer.Typer(help="Compare methods over seeds, with verdicts on claims made beforehand.")
+command = typer.Typer(
+    help="Compare methods over seeds, with verdicts on claims made beforehand.",
+    no_args_is_help=True,
+)
 
 Study = Annotated[
     str, typer.Argument(help="A name of `moiety study list`, or a .py or .toml file.")
@@ -124,6 +127,8 @@ def claims(
     from ..io import write_atomic
     from ..lab.ledger import ledger, ledger_markdown
 
+    if not results.is_dir():  # no error: what is claimed can be read without any result
+        typer.echo(f"moiety: there is no folder {results}, so no claim counts as run.", err=True)
     text = ledger_markdown(ledger(results))
     if write is None:
         typer.echo(text, nl=False)

@@ -228,5 +228,5 @@ def _check_same(
         if value is not None and value != budget[name]:
             raise ValueError(
                 f"the budget here was calibrated with {name} {budget[name]}, not {value}; give "
-                "the same, or another folder"
+                "the same, or another folder by --out"
             )
