@@ -6,9 +6,11 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 
 from moiety.cli import demo
 from moiety.data import digits
+from moiety.report import Column
 
 TWO = ["--epochs", "1", "--arm", "dense", "--arm", "top-k"]
 
@@ -98,3 +100,13 @@ def test_the_command_runs_as_a_program():
     code = "from moiety.cli import main; main(['demo', '--help'])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--dry-run" in run.stdout
+
+
+def test_a_number_is_never_broken_nor_cut(capsys):
+    cells = ["97.0%", "92.3…101.8", "−13.10…+15.34", "undecided", "2.23M"]
+    heads = ["Accuracy", "95 % interval", "minus dense (points)", "Better?", "Active FLOPs"]
+    row = {"arm": "perturbed-cosine", **dict(zip(heads, cells, strict=True))}
+    columns = [Column("arm", "Arm"), *(Column(head, head) for head in heads)]
+    demo.show(Console(width=80), [row], columns, "Title")
+    out = capsys.readouterr().out
+    assert [cell for cell in cells if cell not in out] == []

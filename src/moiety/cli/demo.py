@@ -185,7 +185,8 @@ def show(console: Console, rows: list[Row], columns: list[Column], title: str) -
     for column in columns:
         first = column.key == "arm"
         side: Literal["left", "right"] = "left" if first else "right"
-        word = max(map(len, column.label.split()))  # headings wrap between words, never inside
+        texts = [column.label, *(column.text(row) for row in rows)]
+        word = max(len(word) for text in texts for word in text.split())  # none is broken
         table.add_column(column.label, justify=side, min_width=word, no_wrap=first, overflow="fold")
     for row in rows:
         table.add_row(*(column.text(row) for column in columns))
