@@ -95,6 +95,15 @@ def test_more_seeds_run_only_the_new_trials_and_are_another_look(lab):
         lab.run(seeds=3)
 
 
+def test_changed_code_is_told_since_the_hash_of_a_trial_does_not_hold_it(lab):
+    lab.run()
+    lab.file.write_text(f"# another remark\n{lab.file.read_text()}")
+    lab.run()
+    assert "has changed since the trials" in lab.printed and lab.lines == []
+    lab.run()
+    assert "has changed" not in lab.printed
+
+
 def test_changed_settings_make_new_trials_and_never_mix(lab):
     first = lab.run()
     lab.change('"wide": {"width": 16}', '"wide": {"width": 32}')

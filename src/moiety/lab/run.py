@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from .store import Store, Trial
 from .study import Study
 from .trials import Maker
 
-ABOUT = dict.fromkeys(("name", "reference", "scale", "device", "command", "created"), text)
+ABOUT = dict.fromkeys(("name", "reference", "scale", "device", "command", "created", "code"), text)
 ABOUT |= {"seeds": one_or_more}
 
 
@@ -94,11 +96,27 @@ class Run:
 
     def begin(self) -> None:
         """Say in the folder what is planned and what runs here, before the first trial."""
-        created = self.check_folder().get("created")
+        before, code = self.check_folder(), self._code()
+        if before and before["code"] != code and self.store.finished():
+            self.say(
+                f"The file of {self.study.name} has changed since the trials in {self.folder} were "
+                "run; those whose settings are the same are kept. If the change matters to them, "
+                "choose another folder with --out."
+            )
         self.store_plan()
+        created = before.get("created") or now()
         about = {"name": self.study.name, "reference": self.reference, "scale": self.scale}
-        about |= {"device": self.device, "command": self.command, "created": created or now()}
+        about |= {"device": self.device, "command": self.command, "created": created, "code": code}
         io.write_json(self.folder / "study.json", {**about, "seeds": self.plan["seeds"]})
+
+    def _code(self) -> str:
+        """A hash of the file that holds the code of a trial."""
+        run = inspect.unwrap(self.study.run or self.study.run_block)  # type: ignore[arg-type]
+        try:
+            file = Path(inspect.getfile(run))
+        except TypeError:  # an object with a method, as in a comparison: its settings say it all
+            return ""
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.exists() else ""
 
     def draft_plan(
         self, seeds: int | None, pilot: int | None, seconds: float | None, equal: str | None
