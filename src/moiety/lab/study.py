@@ -25,6 +25,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from ..report.words import difference, number
+from ..train import loop
 from .claims import Claim
 from .store import Trial
 
@@ -79,18 +80,9 @@ class Speed:
     start: float = 0.0  # seconds of a trial that do not grow with the examples: building, testing
 
 
-class Curve(Protocol):
-    """Values by step."""
-
-    def append(self, step: int, **values: float | None) -> None: ...
-    def rewind(self, step: int) -> None: ...
-
-
-class Checkpoint(Protocol):
+class Checkpoint(loop.Checkpoint, Protocol):
     """The state of a trial in flight."""
 
-    def save(self, state: Mapping[str, Any]) -> None: ...
-    def load(self) -> dict[str, Any] | None: ...
     def exists(self) -> bool: ...
 
 
@@ -105,7 +97,7 @@ class Running:
 
     trial: Trial
     device: torch.device
-    curve: Curve
+    curve: loop.Curve
     checkpoint: Checkpoint
     tick: Callable[[float], None]  # how much of the trial is done, 0 to 1
     extra: dict[str, Any] = field(default_factory=dict)  # for the page: see docs/lab.md

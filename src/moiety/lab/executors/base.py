@@ -22,10 +22,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from ...train.loop import Curve
 from ..loading import load_study
 from ..shapes import EXTRA, check
 from ..store import Store, Trial, _is_finite, _plain
-from ..study import Checkpoint, Curve, Running, Settings, Speed, Study
+from ..study import Checkpoint, Running, Settings, Speed, Study
 
 Tick = Callable[[Trial, float], None]  # how much of a trial is done, 0 to 1
 
