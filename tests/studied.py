@@ -104,6 +104,15 @@ def _gate(task, experts=8, points=40):
     return {"step": [30 * s for s in range(points)], "values": values}
 
 
+TASKS = ["digit", "parity"]
+
+
+def _whole_gate(selected, binary, step, experts=8):
+    weights = [1 / selected if e < selected else 0.0 for e in range(experts)]
+    over_seeds = {"selected": float(selected), "binary": binary, "binary_step": step}
+    return {**over_seeds, "weights": weights}
+
+
 def _best(i, trials=20):
     least = [0.21, 0.19, 0.165, 0.155, 0.12, 0.17][i]
     return [least + 0.3 * math.exp(-0.35 * (t - t % (2 + i % 3))) for t in range(trials)]
@@ -170,9 +179,20 @@ RESULT = {
         if name != "dense"
     },
     "trajectories": {"dselect-k": {"gate of task 1": _gate(0), "gate of task 2": _gate(1)}},
+    "similarity": {
+        "softmax": {"tasks": TASKS, "values": [[1.0, 0.91], [0.91, 1.0]]},
+        "dselect-k": {"tasks": TASKS, "values": [[1.0, 0.07], [0.07, 1.0]]},
+    },
+    "gates": {
+        "softmax": {task: _whole_gate(8, None, None) for task in TASKS},
+        "dselect-k": {
+            "digit": _whole_gate(2, 1.0, 320.0),
+            "parity": _whole_gate(3, 0.6, None),
+        },
+    },
 }
-# one forest, two curves, two costs, five loads, two gates, one of tuning
-PLOTS = 13
+# one forest, two curves, two costs, five loads, two similarities, two gates, one of tuning
+PLOTS = 15
 
 
 def result(**changes):
@@ -190,7 +210,7 @@ def smallest():
         "examples": None,
     }
     arm |= {"cost": cost, "finished": 1, "failed": 0}
-    return result(
+    made = result(
         arms=[arm],
         metrics={"accuracy": METRICS["accuracy"]},
         seeds=1,
@@ -200,3 +220,4 @@ def smallest():
         budget=None,
         paper="",
     )
+    return {name: value for name, value in made.items() if name not in ("similarity", "gates")}

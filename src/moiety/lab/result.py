@@ -26,6 +26,7 @@ from .schema import SCHEMA, check_result
 from .statistics import paired, t_interval
 from .store import Store, Trial
 from .study import Metric, Study
+from .task_gates import mean_gates, mean_similarity
 from .tuning import without_settings
 
 POINTS = 200  # of a curve, at most
@@ -85,6 +86,7 @@ def summarise(
         "curves": _curves({arm: _rows(store, mine, done) for arm, mine in arms.items()}),
         "loads": _present({arm: _first(mine, "loads") for arm, mine in records.items()}),
         "trajectories": _present({arm: _trajectories(mine) for arm, mine in records.items()}),
+        **_of_tasks(records),
     }
     check_result(result)
     return result
@@ -271,6 +273,15 @@ def _trajectories(records: Sequence[Record]) -> dict[str, dict[str, list[Any]]]:
         label: {"step": _thin(course["step"]), "values": _thin(course["values"])}
         for label, course in _first(records, "trajectories").items()
     }
+
+
+def _of_tasks(records: Mapping[str, Sequence[Record]]) -> dict[str, Any]:
+    """What the gates of several tasks do, where trials tell it."""
+    found = {
+        "similarity": {arm: mean_similarity(mine) for arm, mine in records.items()},
+        "gates": {arm: mean_gates(mine) for arm, mine in records.items()},
+    }
+    return _present({name: _present(arms) for name, arms in found.items()})
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:

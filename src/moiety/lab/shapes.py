@@ -27,6 +27,10 @@ class Maybe(Each):
     """A shape, or None."""
 
 
+class Absent(Each):
+    """A shape, of a name that a dict need not have: results of before lack it."""
+
+
 def number(value: Any) -> bool:
     """a finite number"""
     return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
@@ -52,6 +56,11 @@ def one_or_more(value: Any) -> bool:
     return type(value) is int and value >= 1
 
 
+def yes_or_no(value: Any) -> bool:
+    """true or false"""
+    return type(value) is bool
+
+
 def text(value: Any) -> bool:
     """text"""
     return isinstance(value, str)
@@ -67,6 +76,17 @@ def plain(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def similarity(value: Any) -> bool:
+    """the names of tasks and, in values, a row and a column of finite numbers for each"""
+    if not plain(value) or value.keys() != {"tasks", "values"}:
+        return False
+    tasks, rows = value["tasks"], value["values"]
+    if not isinstance(tasks, list) or not isinstance(rows, list) or len(rows) != len(tasks):
+        return False
+    full = (isinstance(row, list) and len(row) == len(tasks) for row in rows)
+    return all(map(text, tasks)) and all(full) and all(number(v) for row in rows for v in row)
+
+
 def one_of(*words: str) -> Test:
     def test(value: Any) -> bool:
         return value in words
@@ -80,17 +100,19 @@ def check(value: Any, shape: Any, where: str) -> None:
     if isinstance(shape, Maybe):
         if value is not None:
             check(value, shape.shape, where)
+    elif isinstance(shape, Absent):
+        check(value, shape.shape, where)
     elif isinstance(shape, Each):
         check(value, plain, where)
         for name, item in value.items():
             check(item, shape.shape, f"{where}.{name}")
     elif isinstance(shape, dict):
         check(value, plain, where)
-        if value.keys() != shape.keys():
-            wrong = ", ".join(sorted(value.keys() ^ shape.keys()))
-            raise ValueError(f"{where} has other names than the schema: {wrong}")
-        for name, inner in shape.items():
-            check(value[name], inner, f"{where}.{name}")
+        needed = {name for name, inner in shape.items() if not isinstance(inner, Absent)}
+        if wrong := (value.keys() - shape.keys()) | (needed - value.keys()):
+            raise ValueError(f"{where} has other names than the schema: {', '.join(sorted(wrong))}")
+        for name in value:
+            check(value[name], shape[name], f"{where}.{name}")
     elif isinstance(shape, list):
         if not isinstance(value, list):
             raise ValueError(f"{where} must be a list, got {value!r:.60}")
@@ -104,7 +126,16 @@ def check(value: Any, shape: Any, where: str) -> None:
 COST = ("flops", "parameters", "memory")
 LOADS = Each([number])
 TRAJECTORIES = Each({"step": [count], "values": [[number]]})
-EXTRA = {**dict.fromkeys(COST, Maybe(number)), "loads": LOADS, "trajectories": TRAJECTORIES}
+GATE = {"selected": number, "binary": Maybe(yes_or_no), "binary_step": Maybe(count)}
+EXTRA = {
+    **dict.fromkeys(COST, Maybe(number)),
+    "loads": LOADS,
+    "trajectories": TRAJECTORIES,
+    "similarity": similarity,
+    "gates": Each({**GATE, "weights": [number]}),
+}
+# Over seeds: means, and the share of seeds whose gate is binary; the weights are of the first one.
+GATES = {"selected": number, "binary": Maybe(chance), "binary_step": Maybe(number)}
 
 LOOK = {
     "look": one_or_more,
@@ -193,4 +224,6 @@ RESULT = {
     "curves": Each(Each(CURVE)),
     "loads": Each(LOADS),
     "trajectories": Each(TRAJECTORIES),
+    "similarity": Absent(Each(similarity)),
+    "gates": Absent(Each(Each({**GATES, "weights": [number]}))),
 }

@@ -35,6 +35,7 @@ class Figure:
     note: str = ""
     height: int = 340
     loads: dict[str, Any] | None = field(default=None)  # a table of shades, in place of `rows`
+    matrix: dict[str, Any] | None = field(default=None)  # the same, of pairs of tasks
 
 
 # -- the look of one arm ---------------------------------------------------------------------------

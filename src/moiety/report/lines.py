@@ -93,7 +93,8 @@ def trajectories(result: Mapping[str, Any]) -> list[Figure]:
             pairs = _thin(list(zip(gate["step"], gate["values"])))
             rows = [[f"{s:,}", *(number(v, ".3f") for v in values)] for s, values in pairs]
             spoken = f"Weights of {experts} experts by step, {title}"
-            out.append(Figure(title, spoken, lines, layout, head, rows))
+            height = 340 + 9 * (experts if experts <= LABELLED else 0)  # the legend takes its part
+            out.append(Figure(title, spoken, lines, layout, head, rows, height=height))
     return out
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import arms, figures, lines
+from . import arms, figures, lines, tasks
 from .figures import Figure, form_of, label_of
 from .page import TEMPLATES, data_block, fingerprint, plotly_script, render
 from .routing import SHADES
@@ -29,6 +29,7 @@ SECTIONS: list[tuple[str, str, Callable[[Any], list[Figure]]]] = [
     ("curves", "Curves", lines.curves),
     ("costs", "Quality and cost", figures.costs),
     ("loads", "Load of the experts", figures.loads),
+    ("similarity", "Similarity of the tasks", tasks.similarity),
     ("gates", "Gates over time", lines.trajectories),
     ("search", "Search for settings", lines.tuning),
 ]
@@ -59,6 +60,8 @@ def study_page(result: Result, answers: Mapping[str, str] | None = None) -> str:
         sections=sections,
         titles=titles(),
         legend=[name for _, name in SHADES],
+        likeness=[name for _, name in tasks.LIKENESS],
+        gates_of_tasks=tasks.gate_tables(result.get("gates") or {}),
         unseen_gates=_unseen(result),
         search=_search(result),
         settings=_settings(result["arms"]),
