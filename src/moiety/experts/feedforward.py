@@ -125,11 +125,14 @@ class FeedForward(StackedExperts):
         return y if self.b_out is None else y + weight_TE @ self.b_out
 
     def answers(self, x_TD: Tensor, ids: Tensor | None = None, backend: str = "loop") -> Tensor:
-        if backend == "loop":
-            each = self._each()
-            chosen = range(self.experts) if ids is None else ids.tolist()
-            return torch.stack([self._one(x_TD, *each[e]) for e in chosen])
         parts = [self.w_in, self.b_in, self.w_out, self.b_out]
+        if backend == "loop":
+            chosen = range(self.experts) if ids is None else ids.tolist()
+            if not torch.is_grad_enabled():  # no gradient to gather: the others are not looked at
+                own = ([p if p is None else p[e] for p in parts] for e in chosen)
+                return torch.stack([self._one(x_TD, *weights) for weights in own])
+            each = self._each()
+            return torch.stack([self._one(x_TD, *each[e]) for e in chosen])
         w_in, b_in, w_out, b_out = (
             p if p is None or ids is None else p.index_select(0, ids) for p in parts
         )

@@ -9,6 +9,7 @@ task sums the answers with its own weights. Axis G: tasks (gates); U: slots of t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,18 @@ from ..experts import Experts, by_slot
 from ..routing import Routing
 from ..routing.value import in_vmap
 from .together import one_row, stack_rows
+
+# Experts that see all tokens and are no more than this run one after the other on a GPU, too: their
+# products fill it, need no copy of the weights, and are no more launches than those of a batch.
+FEW = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """Who runs where, for all tasks together."""
+
+    routing: Routing  # the union of the decisions; its weights are ones
+    ids: Tensor | None = None  # on the CPU: just these experts run, on every token
 
 
 def mix(
@@ -36,35 +49,38 @@ def mix_weights(
     choice_GTE: Tensor,
     routings: Sequence[Routing],
     backend: str = "auto",
+    work: Work | None = None,
 ) -> Tensor:
-    """`mix` where weights and choices of all gates are known already."""
+    """`mix` where weights and choices of all gates (and perhaps the work) are known already."""
     if backend == "dense" or (backend == "auto" and in_vmap()):
         y_UTD = experts.answers(x_TD, None, "dense")
     else:
-        y_UTD, weight_GTE = _run(experts, x_TD, weight_GTE, _union(choice_GTE, routings), backend)
+        work = find_work(choice_GTE, routings) if work is None else work
+        y_UTD, weight_GTE = _run(experts, x_TD, weight_GTE, work, backend)
     y_GTD = _sum(weight_GTE.to(y_UTD.dtype), y_UTD)
     base_TD = experts.always(x_TD)
     return y_GTD if base_TD is None else base_TD + y_GTD.to(base_TD.dtype)
 
 
 def _run(
-    experts: Experts, x_TD: Tensor, weight_GTE: Tensor, work: Routing, backend: str
+    experts: Experts, x_TD: Tensor, weight_GTE: Tensor, work: Work, backend: str
 ) -> tuple[Tensor, Tensor]:
     """The answers `[U, T, D]` of who is needed, and the weights `[G, T or 1, U]` for them."""
-    whole = work.by == "all" and work.active is None  # whoever works, works on every token
+    union = work.routing
     if backend == "auto":
         # On a CPU, experts that see all tokens are fastest one after the other: they fill a core.
-        by_turns = whole and x_TD.device.type == "cpu"
-        backend = "loop" if by_turns else experts.choose(x_TD, work)[0]
+        by_turns = work.ids is not None and (x_TD.device.type == "cpu" or work.ids.numel() <= FEW)
+        backend = "loop" if by_turns else experts.choose(x_TD, union)[0]
     if backend == "dense":
         return experts.answers(x_TD, None, "dense"), weight_GTE
-    if whole:
-        ids = work.index[0]
-        return experts.answers(x_TD, ids, backend), weight_GTE.index_select(2, ids)
-    plan = work.plan()
+    if work.ids is not None:
+        ids = union.index[0]
+        y_UTD = experts.answers(x_TD, work.ids if backend == "loop" else ids, backend)
+        return y_UTD, weight_GTE.index_select(2, ids)
+    plan = union.plan()
     y_UTD = by_slot(experts.rows(x_TD, plan, backend), plan).transpose(0, 1)
-    index_GTU = work.index.expand(weight_GTE.shape[0], *work.index.shape)
-    return y_UTD, weight_GTE.expand(-1, work.index.shape[0], -1).gather(2, index_GTU)
+    index_GTU = union.index.expand(weight_GTE.shape[0], *union.index.shape)
+    return y_UTD, weight_GTE.expand(-1, union.index.shape[0], -1).gather(2, index_GTU)
 
 
 def _sum(weight_GTU: Tensor, y_UTD: Tensor) -> Tensor:
@@ -84,26 +100,30 @@ def union_of(routings: Sequence[Routing]) -> Routing:
     Where the host may look, it has just the slots it needs; else as many as the gates could ask
     for. The weights are ones.
     """
-    return _union(choices(routings), routings)
+    return find_work(choices(routings), routings).routing
 
 
-def _union(choice_GTE: Tensor, routings: Sequence[Routing]) -> Routing:
+def find_work(choice_GTE: Tensor, routings: Sequence[Routing]) -> Work:
+    """`union_of`, and the experts as the host knows them where they are the same for all tokens."""
     needed_TE = choice_GTE.any(0)
     rows, experts = needed_TE.shape
     looks = rows > 0 and can_look(needed_TE)
     static = all(r.by == "all" for r in routings)
     words: dict[str, Any] = {"experts": experts, "tokens": routings[0].tokens}
     if static and looks:
-        ids = needed_TE[0].nonzero().T
-        if ids.shape[1]:  # every slot is needed: none is inactive
-            return Routing(index=ids, weight=torch.ones_like(ids).float(), by="all", **words)
+        ids = needed_TE[0].cpu().nonzero().flatten()
+        if len(ids):  # every slot is needed: none is inactive
+            index = ids[None].to(needed_TE.device)
+            weight = torch.ones_like(index, dtype=torch.float)
+            return Work(Routing(index=index, weight=weight, by="all", **words), ids)
     most = int(needed_TE.sum(1).max()) if looks else _most(routings)
     # Stable: experts stay in the order of their ids, the ones nobody needs come last.
     order_TE = torch.sort((~needed_TE).to(torch.uint8), dim=1, stable=True).indices
     index_TU = order_TE[:, : max(most, 1)]
     active_TU = needed_TE.gather(1, index_TU)
     by: Literal["token", "all"] = "all" if static else "token"
-    return Routing(index=index_TU, weight=active_TU.float(), active=active_TU, by=by, **words)
+    weight = active_TU.float()
+    return Work(Routing(index=index_TU, weight=weight, active=active_TU, by=by, **words))
 
 
 def _most(routings: Sequence[Routing]) -> int:
