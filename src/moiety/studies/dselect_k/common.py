@@ -7,7 +7,9 @@
 
 The settings of a run name its gate (see `gate`) and its length, "epochs" or "steps"; a run of the
 search trains a quarter of it. Copies in one call of `fit_many` differ in seed and in the settings
-of `BATCHED`; runs that differ in others, such as k, go to calls of their own.
+of `BATCHED`; runs that differ in others, such as k, go to calls of their own. With "copies", as at
+the smoke scale, so many of a block are trained, and the others, which nobody asked for, have no
+metrics.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ __all__ = [
     "train_block",
 ]
 
-PAPER = "2 DSelect-k"  # whose claims are corrected together
+PAPER = "Hazimeh et al. 2021, DSelect-k"  # whose claims are corrected together
 BATCHED = {"lr", "width", "entropy", "sparsity", "temperature", "stage"}
 OPTIONS = ("k", "codes", "mode")  # of routers, under the same names in the settings
 WITHOUT_K = {"softmax", "softmax-static", "gumbel-static"}  # their k only says how many to count
@@ -96,6 +98,11 @@ class Done:
     steps: int  # of the whole run
     lost: bool  # nothing finite was learned: its metrics are None
 
+    @classmethod
+    def nothing(cls) -> Done:
+        """Of a run that was not trained."""
+        return cls(None, [], {}, 0, 0, True)
+
     @property
     def score(self) -> float | None:
         """On validation, with the weights that were kept."""
@@ -132,13 +139,14 @@ def train_block(runs: Sequence[Running], make: Make, data: Data, **words: Any) -
     What comes back is in the order of `runs`.
     """
     recipe, groups = Recipe(make=make, data=data, **words), dict[str, list[int]]()
-    for i, run in enumerate(runs):
+    wanted = runs[: runs[0].settings.get("copies", len(runs))]
+    for i, run in enumerate(wanted):
         groups.setdefault(_shape_of(run.settings), []).append(i)
     found: dict[int, Done] = {}
     for ids in groups.values():
-        told = functools.partial(_tell, runs, len(found) / len(runs), len(ids) / len(runs))
+        told = functools.partial(_tell, runs, len(found) / len(wanted), len(ids) / len(wanted))
         found |= zip(ids, _train([runs[i] for i in ids], recipe, told), strict=True)
-    return [found[i] for i in range(len(runs))]
+    return [found.get(i) or Done.nothing() for i in range(len(runs))]
 
 
 def steps_of(settings: Settings, examples: int, batch: int) -> int:
@@ -250,7 +258,7 @@ def measure(model: nn.Module, data: TensorDataset, score: Score, batch: int = 40
 def draw_curve(run: Running, done: Done) -> None:
     """Write the mean loss since the last point, and what validation said where it was asked."""
     run.curve.rewind(-1)
-    every = math.ceil(done.steps / POINTS)
+    every = math.ceil(done.steps / POINTS) or 1
     points = {*range(every, done.steps + 1, every), *done.validation}
     before = 0
     for step in sorted(points):
