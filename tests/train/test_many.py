@@ -361,3 +361,21 @@ def test_a_score_that_reads_values_is_told_why():
     settings = {"seeds": [0, 1], "steps": 1, "validation": task(seed=1)}
     with pytest.raises(ValueError, match=r"item\(\)"):
         fit_many(mlp, task(), score=lambda out, y: out.sum().item(), **settings)
+
+
+def test_every_copy_with_data_of_its_own():
+    trains, held = [task(seed=i) for i in range(3)], [task(30, seed=9 + i) for i in range(3)]
+    words = {"steps": 12, "batch": 16, "lr": 0.05, "every": 4}
+    many = fit_many(mlp, trains, seeds=SEEDS, validation=held, block=2, **words)
+    for i, seed in enumerate(SEEDS):
+        alone = fit_many(mlp, trains[i], seeds=[seed], validation=held[i], **words)
+        assert many.history[i].validation == pytest.approx(alone.history[0].validation, abs=1e-6)
+        assert many.best_step[i] == alone.best_step[0]
+        same(many.models()[i], alone.models()[0])
+
+
+def test_data_of_each_copy_that_does_not_fit():
+    with pytest.raises(ValueError, match="train has 2 data sets for 3 seeds"):
+        fit_many(mlp, [task(), task()], seeds=SEEDS, steps=1)
+    with pytest.raises(ValueError, match="must be of the same sizes"):
+        fit_many(mlp, [task(), task(), task(40)], seeds=SEEDS, steps=1)

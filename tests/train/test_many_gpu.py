@@ -112,6 +112,38 @@ def test_random_numbers_are_new_in_every_step():
     assert again.history[0].loss == pytest.approx(run.history[0].loss, abs=1e-6)
 
 
+def test_a_step_that_draws_is_captured_and_the_same():
+    words = {"seeds": SEEDS, "steps": 12, "batch": 16, "device": "cuda"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        captured = fit_many(dropping, task(), **words)
+    check_same(states(captured), states(fit_many(dropping, task(), graph=False, **words)), 0)
+
+
+def test_numbers_drawn_by_counting():
+    from scipy import stats
+
+    from moiety.train import kernels
+
+    seed_S = torch.tensor([0, 1, 2**40], device="cuda")
+
+    def drawn(kind, seed_S=seed_S, step=3, number=1, p=0.0):
+        step = torch.tensor([step], device="cuda")
+        return kernels.draw(seed_S, step, number, kind, p, (100, 300)).flatten(1).cpu()
+
+    for u, n in zip(drawn("uniform"), drawn("normal"), strict=True):
+        assert stats.kstest(u.numpy(), "uniform").pvalue > 1e-4
+        assert stats.kstest(n.numpy(), "norm").pvalue > 1e-4
+    assert drawn("bernoulli", p=0.3).mean(1) == pytest.approx([0.3] * 3, abs=0.02)
+    assert drawn("uniform")[1].equal(drawn("uniform", seed_S[1:2])[0])
+    for other in (
+        drawn("uniform", step=4),
+        drawn("uniform", number=2),
+        drawn("uniform").roll(1, 0),
+    ):
+        assert (drawn("uniform") == other).float().mean() < 1e-3
+
+
 class Waiting(nn.Module):
     """Waits for the host inside backward, where vmap does not see it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .anneal import geometric, ramp, refuse_unused, step_of
 from .base import Opt, Router, masked_mean, top_k
@@ -38,9 +38,17 @@ Reach = Annotated[
 EntropySteps = Annotated[
     int, Opt("training calls in which the entropy penalty rises from 0; 0: full", alt=2, low=0)
 ]
+WarmSteps = Annotated[
+    int,
+    Opt("training calls in which one softmax over the experts is the gate; 0: none", alt=2, low=0),
+]
 Codes = Annotated[
     str,
-    Opt("an expert's code: its number, or drawn", alt="random", choices=("natural", "random")),
+    Opt(
+        "an expert's code: its number, drawn, or its rank in the softmax of the warm_steps",
+        alt="random",
+        choices=("natural", "random", "ranked"),
+    ),
 ]
 Seed = Annotated[
     int | None, Opt("seed of random codes; None: 0", alt=1, low=0, given={"codes": "random"})
@@ -69,6 +77,7 @@ class DSelect(Router):
         width_steps: WidthSteps = 0,
         reach: Reach = "paper",
         entropy_steps: EntropySteps = 0,
+        warm_steps: WarmSteps = 0,
         codes: Codes = "natural",
         seed: Seed = None,
         slots: Slots = None,
@@ -76,20 +85,25 @@ class DSelect(Router):
         super().__init__(dim, experts)
         if width_steps == 0:
             refuse_unused(self.name, "width_steps > 0", width_end=width_end)
-        if codes == "natural":
+        if codes != "random":
             refuse_unused(self.name, 'codes="random"', seed=seed)
+        if codes == "ranked" and warm_steps == 0:
+            raise ValueError(f'{self.name}: codes="ranked" needs warm_steps > 0 to rank by')
         if slots is not None and slots > experts:
             raise ValueError(f"{self.name}: slots = {slots}, but there are only {experts} experts")
         self.k, self.width, self.width_steps = k, width, width_steps
-        self.width_end = width / 100 if width_end is None else width_end
+        self.width_end = width_end
         self.reach, self.entropy_steps, self.codes, self.slots = reach, entropy_steps, codes, slots
+        self.warm_steps = warm_steps
         self.digits = (experts - 1).bit_length()
         self.orphans = 2**self.digits - experts
         self.weights_sum = "at most one" if self.orphans or (slots or experts) < experts else "one"
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
         # The first E are the experts' codes, the rest the orphans.
-        seed = None if codes == "natural" else seed or 0
-        self.register_buffer("code", code_order(self.digits, seed))
+        self.register_buffer(
+            "code", code_order(self.digits, seed or 0 if codes == "random" else None)
+        )
+        self.warm = nn.Parameter(torch.empty(experts)) if warm_steps else None
         self.make_parameters()
         self.reset_parameters()
 
@@ -103,7 +117,7 @@ class DSelect(Router):
     def reset_parameters(self) -> None:
         """Start with every digit near 1/2: one that is exactly 0 or 1 never learns again."""
         for name, parameter in self.named_parameters(recurse=False):
-            small_uniform(parameter, self.width / 100 if name.startswith("z") else 0.05)
+            small_uniform(parameter, float(self.width) / 100 if name.startswith("z") else 0.05)
 
     def default_balance(self) -> dict[str, float]:
         """The weights of the paper's code."""
@@ -116,7 +130,8 @@ class DSelect(Router):
     def width_at(self, step: Tensor, dtype: torch.dtype) -> Tensor | float:
         if self.width_steps == 0:
             return self.width
-        return geometric(self.width, self.width_end, ramp(step, self.width_steps, dtype))
+        end = self.width / 100 if self.width_end is None else self.width_end
+        return geometric(self.width, end, ramp(step, self.width_steps, dtype))
 
     def route(
         self, x_TD: Tensor, mask: Tensor | None, ids: Tensor | None, group: int | None
@@ -127,20 +142,40 @@ class DSelect(Router):
         """The decision after so many training calls."""
         alpha_TK, z_TKM = self.logits(x_TD)
         r_TKC = selector(*digits(z_TKM, self.width_at(step, z_TKM.dtype)))
-        if self.codes == "random":
-            r_TKC = r_TKC[..., self.code]
+        if self.codes != "natural":
+            r_TKC = r_TKC.gather(-1, self.codes_now().expand(r_TKC.shape))
         r_TKE = r_TKC[..., : self.experts]
         gate_TE = (alpha_TK.softmax(-1)[..., None] * r_TKE).sum(1)  # (6)
+        # A softmax that underflows also makes a zero, but only a plateau makes a dead one.
+        active_TE = (r_TKE.detach() > 0).any(1)
+        penalties = self.penalties(r_TKC, mask, step)
+        if self.warm is not None:
+            warm = step < self.warm_steps
+            gate_TE = torch.where(warm, self.warm.to(gate_TE.dtype).softmax(0), gate_TE)
+            active_TE = active_TE | warm
+            # Without a task's gradient they alone would decide where the digits go.
+            penalties = {name: value * ~warm for name, value in penalties.items()}
         fields: dict[str, Any] = {
-            # A softmax that underflows also makes a zero, but only a plateau makes a dead one.
-            "active": (r_TKE.detach() > 0).any(1),
-            "penalties": self.penalties(r_TKC, mask, step),
+            "active": active_TE,
+            "penalties": penalties,
             "by": "all" if self.static else "token",
             "tokens": x_TD.shape[0],
         }
         if self.slots is None:
             return dense_routing(gate_TE, **fields)
         return keep_largest(self.slots, gate_TE, mask, **fields)
+
+    def codes_now(self) -> Tensor:
+        """`[C]`: the code of each expert, then the orphans.
+
+        Ranked: the best experts of the warm-up get the codes 0, 1, 2, …, which share their high
+        digits, so that a digit asks a question with an answer: better or worse experts? The order
+        stays as it is at the end of the warm-up, since no gradient reaches `warm` after it.
+        """
+        if self.warm is None or self.codes != "ranked":
+            return self.code
+        rank_E = self.warm.detach().argsort(descending=True, stable=True).argsort()
+        return torch.cat([rank_E, self.code[self.experts :]])
 
     def penalties(self, r_TKC: Tensor, mask: Tensor | None, step: Tensor) -> dict[str, Tensor]:
         """Ω over the experts' codes, and the mass on orphan codes; padding never counts."""

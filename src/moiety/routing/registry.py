@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from torch import Tensor
+
 from .base import Opt, Router
 
 _ROUTERS: dict[str, type[Router]] = {}
@@ -101,9 +103,15 @@ def find(name: str) -> type[Router]:
 
 
 def build_router(name: str, *, dim: int, experts: int, **options: Any) -> Router:
-    """Build a registered router. An option that it lacks, or a value out of range, raises."""
+    """Build a registered router. An option that it lacks, or a value out of range, raises.
+
+    A number may be given as a tensor: it becomes a buffer, in which copies of the router that
+    `train.fit_many` trains together may differ.
+    """
     cls = find(name)
     known = options_of(cls)
+    tensors = {option: value for option, value in options.items() if isinstance(value, Tensor)}
+    options |= {option: value.item() for option, value in tensors.items()}
     for option, value in options.items():
         if option not in known:
             raise ValueError(
@@ -112,7 +120,18 @@ def build_router(name: str, *, dim: int, experts: int, **options: Any) -> Router
         known[option].rule.check(name, option, value, known[option].default)
     router = cls(dim, experts, **options)
     router.options = options
+    for option, value in tensors.items():
+        _make_buffer(router, option, value)
     return router
+
+
+def _make_buffer(router: Router, option: str, value: Tensor) -> None:
+    """Keep an option in a buffer instead of a plain attribute."""
+    if isinstance(getattr(router, option, None), float):
+        delattr(router, option)
+        router.register_buffer(option, value.detach().clone(), persistent=False)
+    elif option not in dict(router.named_buffers()):
+        raise ValueError(f"{router.name}: {option} cannot be a tensor: give a plain number")
 
 
 def list_routers(pattern: str = "*") -> list[str]:

@@ -1,8 +1,8 @@
 """The copies of a model that train in one program: stacked parameters, one vmapped step.
 
 On a GPU the step of a small model is mostly launches. After a few steps it is captured as a CUDA
-graph, which repeats all its launches by one; a step that cannot be captured, because it draws
-random numbers or waits for the host, goes on as it began.
+graph, which repeats all its launches by one; a step that cannot be captured, because it waits for
+the host, goes on as it began.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch.utils.data import TensorDataset
 
 from ..moe import MoE
 from ..routing import Routing
-from .draws import Draws
+from .draws import ByCounter, ByGenerator, Draws
 from .fit import _device, seeded
-from .graph import Graph, NoDraws, capture
-from .layers import Layers, pool_first
+from .graph import Graph, capture
+from .layers import HAVE_TRITON, Layers, pool_first
 from .stacked import Stacked, column
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -65,12 +65,10 @@ class ManyFitted:
 class Plan:
     """What all copies share."""
 
-    train: TensorDataset
     steps: int
     batch: int
     loss: Loss
     optimizer: str
-    validation: TensorDataset | None
     score: Loss
     every: int
     patience: float
@@ -89,6 +87,9 @@ class Block:
         numbers: dict[str, Tensor],
         rates: Tensor,
         device: torch.device | str | None,
+        *,
+        train: list[TensorDataset],  # one for all copies, or one for each
+        validation: list[TensorDataset],  # none: not measured
     ) -> None:
         self.plan, self.seeds = plan, seeds
         models = [build(make, seed, device) for seed in seeds]
@@ -101,14 +102,19 @@ class Block:
         self.rates = rates.to(self.device)
         self.groups: list[Stacked] = []
         self.copies = torch.arange(len(seeds), device=self.device)
-        self.x, self.y = (t.to(self.device) for t in plan.train.tensors)
+        self.x, self.y = (t.to(self.device) for t in _lay_out(train))
+        # Where a copy's own examples begin.
+        self.first_S = torch.arange(len(train)) * len(train[0])
+        self.validation = validation
         # The number of the step lies on the device, so that a captured step can count.
         self.step = torch.zeros(1, dtype=torch.long, device=self.device)
         dtype = next(iter(self.params.values())).dtype
         self.losses = torch.zeros(plan.steps, len(seeds), dtype=dtype, device=self.device)
-        on_gpu = self.device.type == "cuda"
-        self.modes: Any = Layers if on_gpu else nullcontext
-        self.graph = plan.graph and on_gpu
+        # Triton's kernels run convolutions, and draw what a captured step needs.
+        self.kernels = self.device.type == "cuda" and HAVE_TRITON
+        self.modes: Any = Layers if self.kernels else nullcontext
+        self.graph = plan.graph and self.kernels
+        self.seed_S = torch.tensor([seed % 2**63 for seed in seeds], device=self.device)
         self.graphs: dict[int, Graph | None] = {}  # by the size of a batch
         self.history = [History() for _ in seeds]
         self.best, self.best_step = [math.inf] * len(seeds), [0] * len(seeds)
@@ -119,15 +125,15 @@ class Block:
         plan = self.plan
         for step, rows_SB in zip(range(1, plan.steps + 1), self._batches()):
             self._advance(step, rows_SB)
-            if plan.validation is not None and (step % plan.every == 0 or step == plan.steps):
-                self._validate(step, plan.validation)
+            if self.validation and (step % plan.every == 0 or step == plan.steps):
+                self._validate(step)
             if on_step is not None:
                 on_step(step)
             if all(last <= step for last in self.last):
                 break
         for i, curve in enumerate(self.losses.T.tolist()):  # read once: no wait a step
             self.history[i].loss = curve[: self.last[i]]
-        if plan.validation is None:
+        if not self.validation:
             self.best_step, self.kept = [plan.steps] * len(self.seeds), self._state()
         kept = {name: t.detach().contiguous() for name, t in self.kept.items()}
         return ManyFitted(self.seeds, self.history, self.best_step, kept, self.base)
@@ -139,26 +145,33 @@ class Block:
         """The rows of each batch, in the order that `fit` takes; one transfer an epoch."""
         generators = [torch.Generator().manual_seed(seed) for seed in self.seeds]
         while True:
-            order_SN = torch.stack([torch.randperm(len(self.y), generator=g) for g in generators])
+            count = len(self.y) // len(self.first_S)
+            order_SN = torch.stack([torch.randperm(count, generator=g) for g in generators])
+            order_SN += self.first_S[:, None]
             yield from order_SN.to(self.device).split(self.plan.batch, dim=1)
 
     def _advance(self, step: int, rows_SB: Tensor) -> None:
         """Do a step, captured if that is possible."""
         size = rows_SB.shape[1]
         if self.graph and step > WARM and size not in self.graphs:
-            captured = partial(self._step, draws=partial(NoDraws, self.seeds, 0))
+            captured = partial(self._step, step=step)
             self.graphs[size] = capture(captured, rows_SB, type(self.base).__name__)
         graph = self.graphs.get(size)
         if graph is None:
-            self._step(rows_SB, partial(Draws, self.seeds, step))
+            self._step(rows_SB, step)
         else:
             graph.replay(rows_SB)
 
-    def _step(self, rows_SB: Tensor, draws: Callable[[Tensor], Draws]) -> None:
+    def _draws(self, step: int, copy: Tensor) -> Draws:
+        if self.kernels:
+            return ByCounter(self.seed_S, self.step, copy)
+        return ByGenerator(self.seeds, step, copy)
+
+    def _step(self, rows_SB: Tensor, step: int) -> None:
         """One step of every copy; a copy that has stopped goes on, and nobody looks."""
 
         def one(params: Any, buffers: Any, copy: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            with draws(copy), self.modes(), _balance(self.layers) as terms:
+            with self._draws(step, copy), self.modes(), _balance(self.layers) as terms:
                 loss = self.plan.loss(self._call(params, buffers, x), y)
                 return sum(terms, loss)
 
@@ -195,8 +208,8 @@ class Block:
             self.params.update(self.groups[-1].params)
 
     @torch.no_grad()
-    def _validate(self, step: int, data: TensorDataset) -> None:
-        better = torch.tensor([self._judge(i, step, v) for i, v in enumerate(self._scores(data))])
+    def _validate(self, step: int) -> None:
+        better = torch.tensor([self._judge(i, step, v) for i, v in enumerate(self._scores())])
         better = better.to(self.device)
         for name, t in self._state().items():
             column = better.view(-1, *[1] * (t.dim() - 1))
@@ -215,21 +228,32 @@ class Block:
             self.last[i] = step
         return False
 
-    def _scores(self, data: TensorDataset) -> list[float]:
+    def _scores(self) -> list[float]:
         def one(params: Any, buffers: Any, x: Tensor, y: Tensor) -> Tensor:
             with self.modes():
                 return self.plan.score(self._call(params, buffers, x), y)
 
-        many = torch.func.vmap(one, (0, 0, None, None))
+        own = len(self.validation) > 1
+        data = zip(*(d.tensors for d in self.validation))
+        tensors = [torch.stack(each).to(self.device) if own else each[0] for each in data]
+        many = torch.func.vmap(one, (0, 0, *(0 if own else None,) * 2))
         total = torch.zeros(len(self.seeds), dtype=torch.float64, device=self.device)
         modes = {part: part.training for part in self.model.modules()}
         self.model.eval()
-        for x, y in zip(*(t.to(self.device).split(256) for t in data.tensors)):
+        rows = self._rows_at_once()
+        for x, y in zip(*(t.to(self.device).split(rows, 1 if own else 0) for t in tensors)):
             with _explained(self.base):
-                total += many(self.params, self.buffers, x, y) * len(y)
+                total += many(self.params, self.buffers, x, y) * y.shape[1 if own else 0]
         for part, training in modes.items():
             part.training = training
-        return (total / len(data)).tolist()
+        return (total / len(self.validation[0])).tolist()
+
+    def _rows_at_once(self) -> int:
+        """Examples that all copies score together: on a GPU few launches, in a few GB."""
+        if self.device.type == "cpu":
+            return 256
+        numbers = len(self.seeds) * max(self.x[0].numel(), self.y[0].numel())
+        return min(max(2**22 // numbers, 256), 8192)
 
     def _call(self, params: Any, buffers: Any, x: Tensor) -> Tensor:
         return torch.func.functional_call(self.model, (params, buffers), (x,))
@@ -279,6 +303,13 @@ def _routed(model: nn.Module) -> list[MoE]:
                 f"not {layer.backend!r}"
             )
     return layers
+
+
+def _lay_out(data: list[TensorDataset]) -> list[Tensor]:
+    """Inputs and targets; those of several data sets one after the other."""
+    if len(data) == 1:
+        return list(data[0].tensors)
+    return [torch.cat(each) for each in zip(*(d.tensors for d in data))]
 
 
 def _stack(models: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

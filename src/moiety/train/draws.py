@@ -1,10 +1,9 @@
-"""Random numbers inside a vmapped function: a generator of its own for each copy and step."""
+"""Random numbers inside a vmapped function: of its own for each copy and step."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +19,19 @@ def step_seed(seed: int, step: int) -> int:
 
 
 class Draws(TorchFunctionMode):
-    """Inside a vmapped function, draw from a generator for each copy and step.
+    """Inside a vmapped function, draw numbers of its own for each copy.
 
     vmap's own `randomness="different"` takes all numbers from one generator, so that a copy's would
     depend on its neighbours. A random function not named here makes vmap raise.
     """
 
-    def __init__(self, seeds: list[int], step: int, copy: Tensor) -> None:
+    def __init__(self, copy: Tensor) -> None:
         super().__init__()
-        self.seeds, self.step, self.copy = seeds, step, copy
+        self.copy = copy  # the number of the copy, vmapped over
+
+    def many(self, kind: str, p: float, shape: tuple[int, ...], like: dict[str, Any]) -> Tensor:
+        """`[S, *shape]`, "uniform", "normal" or (one with probability p, else zero) "bernoulli"."""
+        raise NotImplementedError
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -37,10 +40,10 @@ class Draws(TorchFunctionMode):
         if func in (F.dropout, torch.dropout):
             return self.dropout(*args, **kwargs)
         if func in (torch.rand_like, torch.randn_like):
-            return self.draw(_FILL[func], args[0].shape, {"dtype": args[0].dtype, **kwargs})
+            return self.draw(_KIND[func], args[0].shape, {"dtype": args[0].dtype, **kwargs})
         if func in (torch.rand, torch.randn) and "generator" not in kwargs:
             size = args[0] if args and isinstance(args[0], Sequence) else args
-            return self.draw(_FILL[func], kwargs.pop("size", size), kwargs)
+            return self.draw(_KIND[func], kwargs.pop("size", size), kwargs)
         return func(*args, **kwargs)
 
     def dropout(
@@ -49,29 +52,59 @@ class Draws(TorchFunctionMode):
         if not training or p == 0:
             return input
         like = {"dtype": input.dtype}
-        kept = self.draw(("bernoulli_", 1 - p), input.shape, like) / max(1 - p, 1e-30)
+        kept = self.draw("bernoulli", input.shape, like, 1 - p) / max(1 - p, 1e-30)
         return input.mul_(kept) if inplace else input * kept
 
-    def draw(self, fill: tuple, shape: Sequence[int], like: dict[str, Any]) -> Tensor:
+    def draw(self, kind: str, shape: Sequence[int], like: dict[str, Any], p: float = 0.0) -> Tensor:
         like = {**like, "device": self.copy.device}
-        return _Draw.apply(self.copy, self.generators, fill, tuple(shape), like)
-
-    @functools.cached_property
-    def generators(self) -> list[torch.Generator]:  # made only where something is drawn
-        where = self.copy.device
-        return [torch.Generator(where).manual_seed(step_seed(s, self.step)) for s in self.seeds]
+        return _Draw.apply(self.copy, self.many, kind, p, tuple(shape), like)
 
 
-_FILL = {
-    torch.rand: ("uniform_",),
-    torch.rand_like: ("uniform_",),
-    torch.randn: ("normal_",),
-    torch.randn_like: ("normal_",),
+_KIND = {
+    torch.rand: "uniform",
+    torch.rand_like: "uniform",
+    torch.randn: "normal",
+    torch.randn_like: "normal",
 }
 
 
+class ByGenerator(Draws):
+    """From torch's generator with the `step_seed` of each copy, as the plain loop draws."""
+
+    def __init__(self, seeds: list[int], step: int, copy: Tensor) -> None:
+        super().__init__(copy)
+        made = (torch.Generator(copy.device).manual_seed(step_seed(s, step)) for s in seeds)
+        self.generators, self.made = made, list[torch.Generator]()
+
+    def many(self, kind: str, p: float, shape: tuple[int, ...], like: dict[str, Any]) -> Tensor:
+        self.made = self.made or list(self.generators)  # made only where something is drawn
+        empty = [torch.empty(shape, **like) for _ in self.made]
+        args = (p,) if kind == "bernoulli" else ()
+        fill = [getattr(t, f"{kind}_") for t in empty]
+        return torch.stack([f(*args, generator=g) for f, g in zip(fill, self.made)])
+
+
+class ByCounter(Draws):
+    """On a GPU, by counting: the seed of the copy is the key of a Philox generator, and the step,
+    the number of the draw in it and the place of a number are its counter.
+
+    The step is read on the device, so that a captured step draws anew whenever it is replayed.
+    """
+
+    def __init__(self, seed_S: Tensor, step: Tensor, copy: Tensor) -> None:
+        super().__init__(copy)
+        self.seed_S, self.step, self.draws = seed_S, step, 0
+
+    def many(self, kind: str, p: float, shape: tuple[int, ...], like: dict[str, Any]) -> Tensor:
+        from . import kernels
+
+        self.draws += 1
+        drawn = kernels.draw(self.seed_S, self.step, self.draws, kind, p, shape)
+        return drawn.to(like.get("dtype") or torch.get_default_dtype())
+
+
 class _Draw(torch.autograd.Function):
-    """Fill one tensor per copy; `copy` is there to be vmapped over."""
+    """Draw for all copies at once; `copy` is there to be vmapped over."""
 
     @staticmethod
     def forward(copy: Tensor, *_: Any) -> Tensor:
@@ -83,15 +116,6 @@ class _Draw(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: Any,
-        copy: Tensor,
-        generators: list,
-        fill: tuple,
-        shape: tuple,
-        like: Any,
+        info: Any, in_dims: Any, copy: Tensor, many: Callable[..., Tensor], *what: Any
     ) -> tuple[Tensor, int]:
-        name, *args = fill
-        empty = [torch.empty(shape, **like) for _ in generators]
-        drawn = [getattr(t, name)(*args, generator=g) for t, g in zip(empty, generators)]
-        return torch.stack(drawn), 0
+        return many(*what), 0

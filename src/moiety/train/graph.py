@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .draws import Draws
-
 
 @dataclass
 class Graph:
@@ -24,20 +22,8 @@ class Graph:
         self.graph.replay()
 
 
-class Drawing(Exception):
-    """A step draws random numbers, and a graph would repeat them."""
-
-
-class NoDraws(Draws):
-    """For a step that is being captured."""
-
-    @property
-    def generators(self) -> list[torch.Generator]:
-        raise Drawing
-
-
 def capture(step: Callable[[Tensor], None], rows: Tensor, name: str) -> Graph | None:
-    """Capture a step that was run before; none where it draws or waits for the host (a warning)."""
+    """Capture a step that was run before; none, and a warning, where it waits for the host."""
     graph, rows = torch.cuda.CUDAGraph(), rows.clone()
     generator = torch.cuda.default_generators[rows.device.index]
     usual = generator.graphsafe_get_state()
@@ -46,8 +32,6 @@ def capture(step: Callable[[Tensor], None], rows: Tensor, name: str) -> Graph | 
     try:
         with torch.cuda.graph(graph):
             step(rows)
-    except Drawing:
-        return None
     except RuntimeError as error:
         torch.cuda.synchronize()
         warnings.warn(

@@ -1,4 +1,4 @@
-"""Triton kernels for stacked models: convolutions and pooling of S copies in one launch.
+"""Triton kernels for stacked models: convolutions, pooling and random numbers of S copies at once.
 
 cuDNN runs S small convolutions with different weights as one grouped convolution, which it does
 several times slower than one after another. Here a program belongs to one copy: a tile of output
@@ -119,6 +119,21 @@ def _gradient(
     tl.store(bias + row, sums, mask=real & (tl.program_id(0) == 0))
 
 
+@triton.jit(do_not_specialize=["number"])
+def _draw(out, seed, step, number, p, size, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    copy, place = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    zero = tl.zeros([BLOCK], tl.uint32)
+    now = zero + tl.load(step).to(tl.uint32)
+    draw = zero + number.to(tl.uint32)
+    a, b, _, _ = tl.philox(tl.load(seed + copy), place.to(tl.uint32), now, draw, zero)
+    value = tl.uint_to_uniform_float(a)
+    if KIND == "normal":
+        value, _ = tl.pair_uniform_to_normal(value, tl.uint_to_uniform_float(b))
+    if KIND == "bernoulli":
+        value = (value < p).to(tl.float32)
+    tl.store(out + copy.to(tl.int64) * size + place, value, mask=place < size)
+
+
 @triton.jit
 def _pool(
     x, y, choice, count,
@@ -232,6 +247,18 @@ def unpool(g: Tensor, choice: Tensor, size: int, shape: torch.Size) -> Tensor:
     grid = (triton.cdiv(gx.numel(), BLOCK),)
     _unpool[grid](g.contiguous(), choice, gx, gx.numel(), **_squares(gx, size))
     return gx
+
+
+def draw(
+    seed_S: Tensor, step: Tensor, number: int, kind: str, p: float, shape: tuple[int, ...]
+) -> Tensor:
+    """Random float32 `[S, *shape]` of each copy's own; `number` says which draw of the step."""
+    out = torch.empty(len(seed_S), *shape, device=seed_S.device)
+    size = out[0].numel()
+    if size:
+        grid = (triton.cdiv(size, BLOCK), len(seed_S))
+        _draw[grid](out, seed_S, step, number, p, size, KIND=kind, BLOCK=BLOCK)
+    return out
 
 
 def _squares(x: Tensor, size: int) -> dict[str, int]:

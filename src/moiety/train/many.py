@@ -29,12 +29,13 @@ from .fit import _device
 from .stacked import OPTIMIZERS
 
 Numbers = float | Sequence[float]  # one for all copies, or one for each
+Data = TensorDataset | Sequence[TensorDataset]  # likewise
 Schedule = Callable[[int], float]
 
 
 def fit_many(
     make: Callable[[int], nn.Module],
-    train: TensorDataset,
+    train: Data,
     *,
     seeds: Sequence[int],
     epochs: int | None = None,
@@ -47,7 +48,7 @@ def fit_many(
     weight_decay: Numbers = 0.0,
     schedule: Schedule | Sequence[Schedule] | None = None,
     clip: Numbers | None = None,
-    validation: TensorDataset | None = None,
+    validation: Data | None = None,
     score: Loss | None = None,
     every: int | None = None,
     patience: int | None = None,
@@ -60,6 +61,7 @@ def fit_many(
     """Train one copy of the model per seed, all at once; the losses of routers are included.
 
     make          builds the model of a seed; it is called inside `seeded(seed)`
+    train         inputs and targets, for all copies or a list with those of each (of equal sizes)
     seeds         each decides initialisation, order of the examples, dropout and routing noise;
                   a seed may occur again with other settings
     lr, weight_decay, clip, schedule and each of `options`: one for all, or a list with one for each
@@ -76,14 +78,13 @@ def fit_many(
     on_step       called after each step of a block with its number, from 1
     """
     seeds, count = list(seeds), len(seeds)
-    per_epoch = math.ceil(len(train) / batch)
+    trains, validations = _data("train", train, count), _data("validation", validation, count)
+    per_epoch = math.ceil(len(trains[0]) / batch) if trains else 0
     plan = Plan(
-        train=train,
         steps=_steps(epochs, steps, per_epoch),
         batch=batch,
         loss=loss,
         optimizer=optimizer,
-        validation=validation,
         score=score or loss,
         every=every or per_epoch,
         patience=math.inf if patience is None else patience,
@@ -92,8 +93,6 @@ def fit_many(
     )
     if validation is None and (patience is not None or score is not None or every is not None):
         raise ValueError("patience, score and every are about validation data: give validation")
-    if validation is not None and len(validation) == 0:
-        raise ValueError("validation is empty: give examples, or leave it out")
     if not seeds:
         raise ValueError("seeds is empty: give at least one seed")
     if optimizer not in OPTIMIZERS:
@@ -104,7 +103,11 @@ def fit_many(
     block = block or _block_of(build(make, seeds[0], device), count)
     for ids in torch.arange(count).split(block):
         own = {name: t[ids] for name, t in numbers.items()}
-        one = Block(plan, make, [seeds[i] for i in ids], own, rates[:, ids], device)
+        data = {
+            "train": trains if len(trains) < 2 else [trains[i] for i in ids],
+            "validation": validations if len(validations) < 2 else [validations[i] for i in ids],
+        }
+        one = Block(plan, make, [seeds[i] for i in ids], own, rates[:, ids], device, **data)
         blocks.append(one.run(on_step))
     return ManyFitted(
         seeds,
@@ -129,6 +132,19 @@ def _block_of(model: nn.Module, count: int) -> int:
 
 
 # -- what the caller gave -------------------------------------------------------------------------
+
+
+def _data(word: str, given: Data | None, count: int) -> list[TensorDataset]:
+    """One data set for all copies, or one for each; none where none was given."""
+    each = [] if given is None else [given] if isinstance(given, TensorDataset) else list(given)
+    if given is not None and len(each) not in (1, count):
+        raise ValueError(f"{word} has {len(each)} data sets for {count} seeds: give one for each")
+    shapes = {tuple(t.shape for t in own.tensors) for own in each}
+    if len(shapes) > 1:
+        raise ValueError(f"the data sets of {word} must be of the same sizes, got {shapes}")
+    if each and len(each[0]) == 0:
+        raise ValueError(f"{word} is empty: give examples")
+    return each
 
 
 def _steps(epochs: int | None, steps: int | None, per_epoch: int) -> int:
