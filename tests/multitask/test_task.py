@@ -158,5 +158,5 @@ def test_pack_and_back():
     torch.testing.assert_close(back["c.d"][:, 0], targets["c.d"], equal_nan=True)
     with pytest.raises(ValueError, match=r"\[B, 4\], got \[44, 3\]"):
         unpack(TASKS, packed[:, :3])
-    with pytest.raises(ValueError, match="lack task 'type'"):
+    with pytest.raises(ValueError, match="lacks task 'type'"):
         pack(TASKS, {"a": targets["a"]})

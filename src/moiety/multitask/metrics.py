@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .task import Task, check_target, labelled
+from .task import Task, check_output, check_target, labelled
 
 Metrics = dict[str, float | None]
 
@@ -23,6 +23,7 @@ Metrics = dict[str, float | None]
 @torch.no_grad()
 def task_metrics(task: Task, output: Tensor, target: Tensor) -> Metrics:
     """The metrics of one task on outputs (logits or numbers) and targets."""
+    check_output(task, output)
     target = check_target(task, target, output.shape[0])
     there = labelled(task, target)
     if task.kind == "number":

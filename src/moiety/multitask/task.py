@@ -85,8 +85,41 @@ def check_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:
     return tuple(tasks)
 
 
+def check_names(tasks: Sequence[Task], given: Mapping[str, object], word: str) -> None:
+    """Raise unless there is one entry for each task and no other."""
+    names = [task.name for task in tasks]
+    for name in given:
+        if name not in names:
+            raise ValueError(f"{word} has {name!r}, but the tasks are {', '.join(names)}")
+    for name in names:
+        if name not in given:
+            raise ValueError(f"{word} lacks task {name!r}")
+
+
+def check_targets(tasks: Sequence[Task], targets: Mapping[str, Tensor]) -> None:
+    """Raise unless there is a target for each task and no other."""
+    if not isinstance(targets, Mapping):
+        raise ValueError(f"targets must be tensors by task name, got {type(targets).__name__}")
+    check_names(tasks, targets, "targets")
+
+
+def check_output(task: Task, output: Tensor) -> None:
+    """Raise unless there is a row for each example: others would broadcast to a wrong loss."""
+    if output.dim() != 2 or output.shape[1] != task.outputs:
+        raise ValueError(
+            f"task {task.name!r}: the output must have shape [B, {task.outputs}], "
+            f"got {list(output.shape)}"
+        )
+
+
 def check_target(task: Task, target: Tensor, examples: int) -> Tensor:
     """The target in the shape of the module's head; a wrong type, shape or value raises."""
+    if not isinstance(target, Tensor):
+        what = "class ids" if task.kind == "classes" else "floats"
+        raise ValueError(
+            f"task {task.name!r}: the target must be a tensor of {what}, "
+            f"got {type(target).__name__}"
+        )
     if task.kind == "classes":
         if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
             raise ValueError(
@@ -94,12 +127,13 @@ def check_target(task: Task, target: Tensor, examples: int) -> Tensor:
                 f"got {target.dtype}"
             )
         _check_shape(task, target, (examples,))
+        target = target.long()
         if readable(target):
             wrong = (target != MISSING) & ((target < 0) | (target >= task.outputs))
             _refuse(
                 task, target[wrong], f"class ids are 0 … {task.outputs - 1}, {MISSING} if missing"
             )
-        return target.long()
+        return target
     if not target.is_floating_point():
         raise ValueError(
             f"task {task.name!r}: the target must be floats (NaN where missing), got {target.dtype}"
@@ -136,6 +170,7 @@ def labelled(task: Task, target: Tensor) -> Tensor:
 
 def task_loss(task: Task, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     """The mean loss over the labelled entries; exactly 0, with gradient 0, where there are none."""
+    check_output(task, output)
     target = check_target(task, target, output.shape[0])
     there = labelled(task, target)
     # `where` before the loss, not a product after it: NaN times zero is NaN.
@@ -156,6 +191,9 @@ def entry_weights(task: Task, there: Tensor, weight: Tensor | None) -> Tensor:
     """The weight of every entry of a target: its example's, and 0 where it is missing."""
     if weight is None:
         return there.float()
+    if not isinstance(weight, Tensor):
+        found = type(weight).__name__
+        raise ValueError(f"task {task.name!r}: sample weights must be a tensor, got {found}")
     if weight.dim() != 1 or weight.shape[0] != there.shape[0]:
         raise ValueError(
             f"task {task.name!r}: sample weights must have shape [{there.shape[0]}], "
@@ -171,11 +209,12 @@ def entry_weights(task: Task, there: Tensor, weight: Tensor | None) -> Tensor:
 
 def pack(tasks: Sequence[Task], targets: Mapping[str, Tensor]) -> Tensor:
     """`[N, columns]` floats, NaN where missing: the one target tensor that `fit_many` takes."""
+    check_targets(check_tasks(tasks), targets)
+    first = targets[tasks[0].name]
+    examples = first.shape[0] if isinstance(first, Tensor) and first.dim() else 0
     columns = []
-    for task in check_tasks(tasks):
-        if task.name not in targets:
-            raise ValueError(f"the targets lack task {task.name!r}")
-        target = check_target(task, targets[task.name], len(targets[task.name]))
+    for task in tasks:
+        target = check_target(task, targets[task.name], examples)
         values = torch.where(labelled(task, target), target, torch.nan).float()
         columns.append(values[:, None] if values.dim() == 1 else values)
     return torch.cat(columns, 1)

@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from .task import Task, check_target, entry_weights, labelled, task_loss
+from .task import (
+    Task,
+    check_names,
+    check_target,
+    check_targets,
+    entry_weights,
+    labelled,
+    task_loss,
+)
 from .together import pays_off
 
 Weighting = Literal["fixed", "uncertainty"]
@@ -33,17 +41,6 @@ def uncertain_loss(task: Task, loss: Tensor, log_variance: Tensor, present: Tens
     return torch.where(present, whole, 0.0)
 
 
-def check_names(tasks: Sequence[Task], given: Mapping[str, object], word: str) -> None:
-    """Raise unless there is one entry for each task and no other."""
-    names = [task.name for task in tasks]
-    for name in given:
-        if name not in names:
-            raise ValueError(f"{word} has {name!r}, but the tasks are {', '.join(names)}")
-    for name in names:
-        if name not in given:
-            raise ValueError(f"{word} lacks task {name!r}")
-
-
 def task_losses(
     tasks: Sequence[Task],
     outputs: Mapping[str, Tensor],
@@ -51,7 +48,11 @@ def task_losses(
     sample_weights: SampleWeights = None,
 ) -> dict[str, Tensor]:
     """The unweighted mean loss of every task, over its labelled entries."""
-    _check_given(tasks, targets, sample_weights)
+    check_names(tasks, outputs, "outputs")
+    check_targets(tasks, targets)
+    if isinstance(sample_weights, Mapping):
+        every = dict.fromkeys(task.name for task in tasks)
+        check_names(tasks, {**every, **sample_weights}, "sample_weights")
     alike: dict[tuple, list[Task]] = {}
     for task in tasks:
         weighted = weight_of(task, sample_weights) is not None
@@ -93,14 +94,3 @@ def weight_of(task: Task, sample_weights: SampleWeights) -> Tensor | None:
     if isinstance(sample_weights, Mapping):
         return sample_weights.get(task.name)
     return sample_weights
-
-
-def _check_given(
-    tasks: Sequence[Task], targets: Mapping[str, Tensor], sample_weights: SampleWeights
-) -> None:
-    if not isinstance(targets, Mapping):
-        raise ValueError(f"targets must be tensors by task name, got {type(targets).__name__}")
-    check_names(tasks, targets, "targets")
-    if isinstance(sample_weights, Mapping):
-        every = dict.fromkeys(task.name for task in tasks)
-        check_names(tasks, {**every, **sample_weights}, "sample_weights")
