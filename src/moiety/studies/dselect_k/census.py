@@ -238,7 +238,7 @@ study = Study(
         rule=not_binary,
     ),
     scales={
-        "smoke": Scale(2, {"rows": 240, "hidden": 8, "batch": 96, "epochs": 1}),
+        "smoke": Scale(2, {"rows": 240, "hidden": 8, "batch": 96, "epochs": 1, "copies": 2}),
         "small": Scale(24, {"rows": 12_000, "hidden": 32, "batch": 256, "epochs": 8}),
         "full": Scale(24, {"rows": None, "hidden": 256, "batch": BATCH, "epochs": 10}),
     },

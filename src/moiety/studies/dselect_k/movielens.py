@@ -204,6 +204,7 @@ def claims() -> list[Claim]:
     ]
 
 
+WHOLE = {"edition": "ml-100k", "rows": None, "hidden": 256, "batch": BATCH, "epochs": 12}
 study = Study(
     name="dselect-k/movielens",
     title="MovieLens: what was watched, and how it was rated",
@@ -221,15 +222,10 @@ study = Study(
     ),
     scales={
         "smoke": Scale(
-            2, {"edition": "ml-100k", "rows": 120, "hidden": 8, "batch": 48, "epochs": 1}
+            2, {**WHOLE, "rows": 120, "hidden": 8, "batch": 48, "epochs": 1, "copies": 2}
         ),
-        "small": Scale(
-            24, {"edition": "ml-100k", "rows": 8000, "hidden": 32, "batch": BATCH, "epochs": 4}
-        ),
-        "full": Scale(
-            24,
-            {"edition": "ml-100k", "rows": None, "hidden": 256, "batch": BATCH, "epochs": 12},
-        ),
+        "small": Scale(24, {**WHOLE, "rows": 8000, "hidden": 32, "epochs": 4}),
+        "full": Scale(24, WHOLE),
     },
     claims=claims(),
     varies=("first weights", "order of the examples", "dropout", "coins of the Gumbel gate"),

@@ -180,7 +180,9 @@ def make_study(name: str, images: str, question: str, claims: Sequence[Claim]) -
         metrics=METRICS,
         search=SEARCH,
         scales={
-            "smoke": Scale(2, {**small, "counts": [32, 16, 16], "batch": 16, "epochs": 1}),
+            "smoke": Scale(
+                2, {**small, "counts": [32, 16, 16], "batch": 16, "epochs": 1, "copies": 2}
+            ),
             "small": Scale(12, small),
             "full": Scale(
                 12, {**small, "counts": [100_000, 20_000, 20_000], "batch": 256, "epochs": 8}
