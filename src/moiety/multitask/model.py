@@ -37,7 +37,9 @@ class MultiGate(MultiTask):
                 the first token's, is taken
     tower       None: a linear map; hidden widths; a function task -> module; or modules by name
     dim         the shape of what the experts get; only where experts are plain modules
-    balance     weights of the routers' losses by name; None: the routers' own defaults
+    balance     weights of the routers' losses by name; None: the routers' own defaults. A weight
+                given as a tensor becomes a buffer, as an option of the router does: copies that
+                `train.fit_many` trains together may differ in it
     weighting   "fixed" or "uncertainty"
     backend     "auto", "loop", "grouped" or "dense", as of an `MoE` layer
     log         keep the gates of so many training calls in a buffer: (points, every), or None
@@ -53,7 +55,7 @@ class MultiGate(MultiTask):
         trunk: nn.Module | None = None,
         tower: Tower = None,
         dim: int | Sequence[int] | None = None,
-        balance: Mapping[str, float] | None = None,
+        balance: Mapping[str, float | Tensor] | None = None,
         weighting: Weighting = "fixed",
         backend: str = "auto",
         log: tuple[int, int] | None = None,
@@ -71,6 +73,10 @@ class MultiGate(MultiTask):
         self.routers = nn.ModuleList(routers)
         self.joined = isinstance(router, str) and len(routers) > 1 and can_join(routers)
         self.balance = [_weights(r, balance) for r in routers]
+        varied = {name: w for name, w in (balance or {}).items() if isinstance(w, Tensor)}
+        self.varied = list(varied)
+        for name, weight in varied.items():
+            self.register_buffer(f"weight_{name}", weight.detach().clone(), persistent=False)
         if backend not in ("auto", *experts.backends):
             raise ValueError(
                 f"backend must be one of {', '.join(('auto', *experts.backends))}, got {backend!r}"
@@ -97,9 +103,11 @@ class MultiGate(MultiTask):
 
     def _decide(self, x_TD: Tensor) -> Decisions:
         routers: list[Any] = list(self.routers)
-        if self.joined and pays_off(x_TD):
-            return decide_together(routers, self.balance[0], x_TD)
-        return decide_apart(routers, self.balance, x_TD)
+        varied = {name: getattr(self, f"weight_{name}") for name in self.varied}
+        weights = [{**own, **varied} for own in self.balance]
+        if self.joined and pays_off(x_TD) and (x_TD.is_cuda or not routers[0].stochastic):
+            return decide_together(routers, weights[0], x_TD)
+        return decide_apart(routers, weights, x_TD)
 
 
 def as_experts(experts: Experts | Sequence[nn.Module], dim: int | Sequence[int] | None) -> Experts:
@@ -152,5 +160,5 @@ def _routers(
     return routers
 
 
-def _weights(router: Router, weights: Mapping[str, float] | None) -> dict[str, float]:
+def _weights(router: Router, weights: Mapping[str, float | Tensor] | None) -> dict[str, Any]:
     return balance.check_weights(router.default_balance() if weights is None else dict(weights))

@@ -8,7 +8,8 @@ that are alike run under `torch.func.vmap` over the tasks, with the same results
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,10 @@ from torch.func import functional_call, vmap
 
 from ..routing import Router, Routing, balance
 from ..routing.value import in_vmap
+from ..train.draws import Draws
 
-SHARED = {"calls", "code", "shift"}  # buffers that are the same in all routers built alike
+# Buffers that are the same in all routers built alike.
+SHARED = {"calls", "code", "shift", "temperature", "width"}
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,14 @@ def pays_off(t: Tensor) -> bool:
 
 
 def can_join(routers: Sequence[Router]) -> bool:
-    """Whether routers, built alike, can run as one: no noise, no state of each its own."""
+    """Whether routers, built alike, can run as one: no state of each its own."""
     buffers = {name for router in routers for name, _ in router.named_buffers()}
     grown = any(router.families is not None for router in routers)
-    return not grown and not routers[0].stochastic and buffers <= SHARED
+    return not grown and buffers <= SHARED
 
 
 def decide_apart(
-    routers: Sequence[Router], weights: Sequence[dict[str, float]], x_TD: Tensor
+    routers: Sequence[Router], weights: Sequence[Mapping[str, float | Tensor]], x_TD: Tensor
 ) -> Decisions:
     """Ask one gate after the other."""
     routings = [router(x_TD) for router in routers]
@@ -55,19 +58,35 @@ def decide_apart(
     return Decisions(routings, stack_rows(weight), stack_rows(choice), terms)
 
 
+class ByTask(Draws):
+    """Inside a vmap over tasks: all tasks draw at once from where a single one would."""
+
+    def __init__(self, task: Tensor, tasks: int) -> None:
+        super().__init__(task)
+        self.tasks = tasks
+
+    def many(self, kind: str, p: float, shape: tuple[int, ...], like: dict[str, Any]) -> Tensor:
+        if kind == "normal":
+            return torch.randn(self.tasks, *shape, **like)
+        drawn = torch.rand(self.tasks, *shape, **like)
+        return (drawn < p).to(drawn.dtype) if kind == "bernoulli" else drawn
+
+
 def decide_together(
-    routers: Sequence[Router], weights: dict[str, float], x_TD: Tensor
+    routers: Sequence[Router], weights: Mapping[str, float | Tensor], x_TD: Tensor
 ) -> Decisions:
     """Ask all gates at once; those that `can_join` only."""
     first, plain = routers[0], {}
 
-    def one(params: dict[str, Tensor]) -> Any:
-        routing = functional_call(first, params, (x_TD,))
+    def one(params: dict[str, Tensor], task: Tensor) -> Any:
+        with ByTask(task, len(routers)) if first.stochastic else nullcontext():
+            routing = functional_call(first, params, (x_TD,))
         tensors, plain["fields"] = _split(routing)
         row = one_row(routing)
         return tensors, row.dense(), row.choice(), balance.terms(routing, weights)
 
-    tensors, weight_GTE, choice_GTE, terms = vmap(one)(stack_parameters(routers))
+    tasks = torch.arange(len(routers), device=x_TD.device)
+    tensors, weight_GTE, choice_GTE, terms = vmap(one)(stack_parameters(routers), tasks)
     if first.training and hasattr(first, "calls"):  # the first has counted for all
         for router in routers[1:]:
             router.calls.copy_(first.calls)  # type: ignore[operator, arg-type]

@@ -6,7 +6,8 @@ multiplies them by its `balance={"name": weight}`, and `watch(...)` collects the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,21 +79,23 @@ LOSSES: dict[str, Callable[[Routing], Tensor]] = {
 }
 
 
-def check_weights(weights: dict[str, float]) -> dict[str, float]:
+def check_weights(weights: dict[str, Any]) -> dict[str, Any]:
     """Raise on a loss that does not exist or a weight that is not a finite number."""
     if not isinstance(weights, dict):
         raise ValueError(f'balance must be weights by name, {{"switch": 0.01}}, got {weights!r}')
     for name, weight in weights.items():
         if name not in LOSSES:
             raise ValueError(f"no balance loss is named {name!r}; there are {', '.join(LOSSES)}")
-        if not isinstance(weight, (int, float)) or not abs(weight) < float("inf"):
+        known = isinstance(weight, (int, float, Tensor))
+        if not known or not abs(weight) < float("inf"):
             raise ValueError(f"the weight of {name!r} must be a finite number, got {weight!r}")
     return dict(weights)
 
 
-def terms(r: Routing, weights: dict[str, float]) -> dict[str, Tensor]:
-    """The weighted losses of one decision; a zero weight costs nothing."""
-    return {name: weight * LOSSES[name](r) for name, weight in weights.items() if weight != 0}
+def terms(r: Routing, weights: Mapping[str, float | Tensor]) -> dict[str, Tensor]:
+    """The weighted losses of one decision; a weight that is the number zero costs nothing."""
+    used = {n: w for n, w in weights.items() if isinstance(w, Tensor) or w != 0}
+    return {name: weight * LOSSES[name](r) for name, weight in used.items()}
 
 
 def _probs(r: Routing, loss: str) -> Tensor:

@@ -1,0 +1,102 @@
+"""Settings that differ between the copies of `fit_many`, and codes ranked by a warm-up."""
+
+import pytest
+import torch
+from samples import DIM, feedforward
+from test_many_tasks import ALIKE, alike_problem, same
+from torch.utils.data import TensorDataset
+
+from moiety import build_router
+from moiety.multitask import MultiGate, packed_loss
+from moiety.multitask.together import decide_apart, decide_together
+from moiety.train import fit_many
+
+SEEDS = [3, 3, 0]
+WIDTHS, STRENGTHS = [1.0, 4.0, 0.5], [0.0, 0.25, 0.125]
+
+
+def fitted(make, seeds, steps=6):
+    x, y = alike_problem()
+    words = {"steps": steps, "batch": 16, "lr": 3e-2, "loss": packed_loss(ALIKE)}
+    return fit_many(make, TensorDataset(x, y), seeds=seeds, **words)
+
+
+@pytest.mark.parametrize("name", ["dselect-k-static", "dselect-k"])
+def test_width_and_strength_of_each_copy_as_if_it_were_alone(name):
+    order = iter(range(-1, 3))  # the first model is built once more, to look at it
+
+    def vary(seed):
+        i = max(next(order), 0)
+        width, strength = torch.tensor([WIDTHS[i], STRENGTHS[i]]).double()
+        balance = {"entropy": strength}
+        return MultiGate(ALIKE, feedforward(), router=name, width=width, balance=balance).double()
+
+    many = fitted(vary, SEEDS)
+    for i, seed in enumerate(SEEDS):
+        balance = {"entropy": STRENGTHS[i]}
+        words = {"router": name, "width": WIDTHS[i], "balance": balance}
+        alone = fitted(lambda seed: MultiGate(ALIKE, feedforward(), **words).double(), [seed])  # noqa: B023
+        assert many.history[i].loss == pytest.approx(alone.history[0].loss, rel=1e-6)
+        same(many.models()[i], alone.models()[0])
+
+
+def test_a_number_as_a_tensor_is_a_buffer_that_is_not_saved():
+    router = build_router("dselect-k-static", dim=4, experts=8, width=torch.tensor(2.0))
+    assert dict(router.named_buffers())["width"] == 2 and "width" not in router.state_dict()
+    assert router.options == {"width": 2.0}
+    with pytest.raises(ValueError, match="width must be a number, at least"):
+        build_router("dselect-k-static", dim=4, experts=8, width=torch.tensor(-1.0))
+    with pytest.raises(ValueError, match="k cannot be a tensor: give a plain number"):
+        build_router("dselect-k-static", dim=4, experts=8, k=torch.tensor(2))
+
+
+@pytest.mark.parametrize("name", ["dselect-k-static", "dselect-k"])
+def test_the_best_experts_of_the_warm_up_get_the_first_codes(name):
+    router = build_router(name, dim=3, experts=6, k=2, codes="ranked", warm_steps=2)
+    x = torch.randn(5, 3)
+    with torch.no_grad():
+        router.warm.copy_(torch.tensor([0.1, 3.0, -1.0, 2.0, 0.0, -2.0]))
+    for _ in range(2):
+        routing = router(x)
+        torch.testing.assert_close(routing.dense(), router.warm.softmax(0).expand(5, 6))
+        assert routing.choice().all() and routing.penalties["entropy"] == 0
+    assert router.codes_now().tolist() == [2, 0, 4, 1, 3, 5, 6, 7]
+    routing = router(x)
+    assert routing.penalties["entropy"] > 0
+    (slope,) = torch.autograd.grad(routing.dense().pow(2).sum(), router.warm)
+    assert not slope.any()  # the order stays
+    z = router.z if name == "dselect-k-static" else router.z_bias
+    with torch.no_grad():  # digits 1 0 0, lowest first: code 1, which is expert 3's
+        for parameter in router.parameters():
+            parameter.zero_() if parameter is not router.warm else None
+        z.copy_(torch.tensor([9.0, -9.0, -9.0]).repeat(2).view_as(z))
+    assert router.eval()(x).dense().argmax(1).tolist() == [3] * 5
+
+
+def test_ranked_codes_need_a_warm_up():
+    with pytest.raises(ValueError, match='codes="ranked" needs warm_steps > 0'):
+        build_router("dselect-k-static", dim=3, experts=8, codes="ranked")
+
+
+def test_ranked_codes_in_many_copies_as_alone():
+    words = {"router": "dselect-k-static", "codes": "ranked", "warm_steps": 3}
+
+    def make(seed):
+        return MultiGate(ALIKE, feedforward(), **words).double()
+
+    many = fitted(make, [3, 0])
+    for i, seed in enumerate([3, 0]):
+        same(many.models()[i], fitted(make, [seed]).models()[0])
+
+
+def test_gates_that_draw_are_asked_together_each_with_its_own_numbers():
+    torch.manual_seed(0)
+    routers = [build_router("gumbel-static", dim=DIM, experts=64) for _ in range(3)]
+    x, weights = torch.randn(4, DIM), {"sparsity": 0.1}
+    kept = torch.stack([decide_together(routers, weights, x).weight_GTE[:, 0] for _ in range(50)])
+    share = (kept > 0).float().mean((0, 2))
+    assert share.tolist() == pytest.approx([0.9] * 3, abs=0.02)
+    assert not (kept[:, 0] > 0).equal(kept[:, 1] > 0)
+    apart = decide_apart(routers, [weights] * 3, x)
+    for own, other in zip(decide_together(routers, weights, x).terms, apart.terms, strict=True):
+        torch.testing.assert_close(own, other)
