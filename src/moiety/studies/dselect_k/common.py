@@ -31,7 +31,7 @@ from ...lab.study import Running, Settings
 from ...multitask import Outputs
 from ...multitask.base import evaluating
 from ...train import fit_many
-from .facts import POINTS, RULES, allowed, experts_used, gate_facts, not_binary, on_page
+from .facts import POINTS, RULES, allowed, experts_used, gate_facts, look, not_binary, on_page
 
 __all__ = [
     "PAPER",
@@ -41,6 +41,7 @@ __all__ = [
     "experts_used",
     "gate",
     "gate_facts",
+    "look",
     "measure",
     "not_binary",
     "on_page",
@@ -66,8 +67,8 @@ def gate(settings: Settings, *, steps: int = 1, seed: int = 0) -> dict[str, Any]
 
     Numbers are tensors, so that copies may differ in them. The losses are "entropy" or "sparsity"
     with the weight in the settings; nothing else is added, also no balance to a top-k gate.
-    steps, seed: those of the run, for a temperature that falls as long as it lasts, and for codes
-    that are drawn.
+    steps, seed: those of the run, for a temperature that falls as long as it lasts, a warm-up over
+    the share "warm" of it, and for codes that are drawn.
     """
     words: dict[str, Any] = {name: settings[name] for name in OPTIONS if name in settings}
     if settings["gate"] in WITHOUT_K:
@@ -77,6 +78,8 @@ def gate(settings: Settings, *, steps: int = 1, seed: int = 0) -> dict[str, Any]
             words[name] = torch.tensor(float(settings[name]))
     if words.get("mode") == "anneal":
         words["anneal_steps"] = steps
+    if "warm" in settings:
+        words["warm_steps"] = max(round(settings["warm"] * steps), 1)
     if words.get("codes") == "random":
         words["seed"] = seed
     losses = [name for name in ("entropy", "sparsity") if name in settings]

@@ -31,14 +31,23 @@ RULES = {
 def allowed(settings: Settings, routings: Mapping[str, Routing]) -> Tensor:
     """Scalar bool: the paper's rule for solutions that count, on decisions made in eval mode."""
     each, name = list(routings.values()), settings["gate"]
-    if name == "dselect-k-static":  # of an exact selector, and of no other, the entropy is 0
-        return torch.stack([r.penalties["entropy"] for r in each]).amax() == 0
+    if name == "dselect-k-static":
+        return torch.stack([_exact(r, settings["k"]) for r in each]).all()
     if name == "dselect-k":
         return torch.stack([mean_active(r) for r in each]).mean() <= settings["k"]
     if name == "gumbel-static":
         expected = [r.scores.sigmoid().sum() for r in each if r.scores is not None]
         return torch.stack(expected).mean() <= MOST
     return torch.ones((), dtype=torch.bool)
+
+
+def _exact(routing: Routing, k: int) -> Tensor:
+    """Scalar bool: all selectors of a DSelect-k gate are binary.
+
+    Of an exact selector, and of no other, the entropy is 0; but it counts as 0 in a warm-up, too,
+    when all experts are at work.
+    """
+    return (routing.penalties["entropy"] == 0) & (mean_active(routing) <= k)
 
 
 def not_binary(record: Mapping[str, Any]) -> str | None:
@@ -79,50 +88,65 @@ def on_page(run: Running) -> bool:
 
 @torch.no_grad()
 def gate_facts(
-    settings: Settings, model: Any, x: Tensor, *, page: bool = True, course: bool = False
+    settings: Settings,
+    model: Any,
+    x: Tensor,
+    *,
+    page: bool = True,
+    course: bool = False,
+    routings: Mapping[str, Routing] | None = None,
 ) -> dict[str, Any]:
     """For `Running.extra`: what the rule of a search reads, and where `page`, what a page shows.
 
-    x: some examples, for gates that decide by example and to count FLOPs. course: also how the
-    gates moved; give it for one run of a block, since a page shows one.
+    x: some examples, for gates that decide by example and to count FLOPs. course: also the FLOPs,
+    and how the gates moved; give it for one run of a block, since they take time and a page shows
+    one. routings: the decisions on x in eval mode, where they are known already.
     """
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"parameters": cost.parameters(model)} if page else {}
     x = x.to(next(model.parameters()).device)
     if isinstance(model, MultiGate):
-        with evaluating(model):
-            routings = model(x).routings
-        selected = torch.stack([mean_active(r) for r in routings.values()])
-        facts["selected"] = float(selected.mean())
-        facts["allowed"] = bool(allowed(settings, routings))
-        if page:
-            facts |= _for_page(model, routings, selected.tolist())
+        facts |= _of_gates(settings, model, routings or look(model, x), page)
         if page and course and model.log is not None:
             facts["trajectories"] = trajectories(model)
-    if page:
-        facts |= {"flops": model.flops(x) / len(x), "parameters": cost.parameters(model)}
+    if page and course:
+        facts["flops"] = model.flops(x) / len(x)
     return facts
 
 
-def _for_page(
-    model: MultiGate, routings: Mapping[str, Routing], selected: Sequence[float]
+@torch.no_grad()
+def look(model: MultiGate, x: Tensor) -> dict[str, Routing]:
+    """What the gates decide on some examples in eval mode."""
+    with evaluating(model):
+        return model(x).routings
+
+
+def _of_gates(
+    settings: Settings, model: MultiGate, routings: Mapping[str, Routing], page: bool
 ) -> dict[str, Any]:
-    """Gates of the first tasks, and how alike those of all are, or of some evenly chosen."""
+    """Experts at work and the rule; for a page the gates of the first tasks, and how alike all are.
+
+    Of many tasks some are evenly chosen for the picture.
+    """
+    selected = torch.stack([mean_active(r) for r in routings.values()])
+    facts = {"selected": float(selected.mean()), "allowed": bool(allowed(settings, routings))}
+    if not page:
+        return facts
     weight_GE, _ = _weights(routings)
     tasks = list(routings)
     steps = model.log.binary_step() if model.log is not None else [None] * len(tasks)
-    gates = {}
-    for i, task in enumerate(tasks[:SHOWN]):
-        entropy = routings[task].penalties.get("entropy")
-        exact = entropy is not None and model.routers[i].name in ("dselect-k", "dselect-k-static")
-        gates[task] = {
-            "selected": round(selected[i], 4),
-            "binary": float(entropy) == 0 if exact and entropy is not None else None,
+    smooth = settings["gate"] in ("dselect-k", "dselect-k-static")
+    gates = {
+        task: {
+            "selected": round(float(selected[i]), 4),
+            "binary": bool(_exact(routings[task], settings["k"])) if smooth else None,
             "binary_step": steps[i],
             "weights": _rounded(weight_GE[i].tolist()),
         }
+        for i, task in enumerate(tasks[:SHOWN])
+    }
     some = slice(None, None, math.ceil(len(tasks) / PICTURED))
     alike = [_rounded(row, 3) for row in cosine_matrix(weight_GE[some])]
-    return {"gates": gates, "similarity": {"tasks": tasks[some], "values": alike}}
+    return {**facts, "gates": gates, "similarity": {"tasks": tasks[some], "values": alike}}
 
 
 def trajectories(model: MultiGate) -> dict[str, Any]:
