@@ -41,10 +41,11 @@ def pays_off(t: Tensor) -> bool:
 
 
 def can_join(routers: Sequence[Router]) -> bool:
-    """Whether routers, built alike, can run as one: no state of each its own."""
+    """Whether routers, built alike, can run as one: parameters, but no state of each its own."""
     buffers = {name for router in routers for name, _ in router.named_buffers()}
     grown = any(router.families is not None for router in routers)
-    return not grown and buffers <= SHARED
+    learned = any(True for _ in routers[0].parameters())
+    return learned and not grown and buffers <= SHARED
 
 
 def decide_apart(
