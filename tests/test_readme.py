@@ -10,7 +10,8 @@ import moiety
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-RUN = [README, *(ROOT / "docs" / name for name in ("architecture.md", "upcycle.md", "seeds.md"))]
+GUIDES = ("architecture.md", "upcycle.md", "seeds.md", "multitask.md")
+RUN = [README, *(ROOT / "docs" / name for name in GUIDES)]
 
 
 def blocks(page):
