@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 from ...data.synthetic import GROUP_TASKS, UNITS, WIDTH, multitask_regression
 from ...experts import FeedForward
 from ...lab.claims import Claim, greater
-from ...lab.study import Metric, Metrics, Running, Scale, Study
+from ...lab.study import Metric, Metrics, Running, Scale, Settings, Study
 from ...lab.tuning import Choice, Search
 from ...multitask import (
     MultiGate,
@@ -82,21 +82,25 @@ ARMS = {
 
 def run_block(runs: Sequence[Running]) -> list[Metrics]:
     """Train one gate on as many problems as there are seeds, and see how it groups the tasks."""
-    tasks = runs[0].settings["tasks"]
     done = train_block(
         runs,
         build,
         lambda run: sets(run)[:2],
-        loss=packed_loss(TASKS[:tasks]),
+        loss=packed_loss(tasks_of(runs[0].settings)),
         score=squared_error,
         batch=BATCH,
     )
     return [tell(run, one, first=run is runs[0]) for run, one in zip(runs, done, strict=True)]
 
 
+def tasks_of(settings: Settings) -> list[Task]:
+    """The tasks of an arm; a smoke run has no more than "most"."""
+    return TASKS[: min(settings["tasks"], settings.get("most", len(TASKS)))]
+
+
 def sets(run: Running) -> tuple[TensorDataset, TensorDataset, TensorDataset]:
     """Train, validation and test of the run's problem."""
-    return _sets(run.seed, run.settings["tasks"], tuple(run.settings["counts"]))
+    return _sets(run.seed, len(tasks_of(run.settings)), tuple(run.settings["counts"]))
 
 
 @lru_cache(maxsize=256)
@@ -117,12 +121,12 @@ def _largest(seed: int, counts: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
 
 def build(run: Running, steps: int) -> MultiGate:
     """As many experts as the truth has, each the sum of four ReLU units; no towers."""
-    tasks = run.settings["tasks"]
-    experts = FeedForward(tasks // 4, WIDTH, UNITS, out_dim=1, bias=False, activation=F.relu)
+    tasks = tasks_of(run.settings)
+    experts = FeedForward(len(tasks) // 4, WIDTH, UNITS, out_dim=1, bias=False, activation=F.relu)
     nn.init.ones_(experts.w_out).requires_grad_(False)
     log = (POINTS, math.ceil(steps / POINTS)) if on_page(run) else None
     words = gate(run.settings, steps=steps, seed=run.seed)
-    return MultiGate(TASKS[:tasks], experts, tower=lambda _: nn.Identity(), log=log, **words)
+    return MultiGate(tasks, experts, tower=lambda _: nn.Identity(), log=log, **words)
 
 
 def squared_error(outputs: Outputs, y: Tensor) -> Tensor:
@@ -145,7 +149,7 @@ def tell(run: Running, done: Done, *, first: bool) -> Metrics:
     if not page:
         return found
     used = experts_used(done.model, routings, K)
-    groups = [i // GROUP_TASKS for i in range(run.settings["tasks"])]
+    groups = [i // GROUP_TASKS for i in range(len(used))]
     within, between = jaccard_by_group(used, groups)
     mse = measure(done.model, test, squared_error)
     return found | {
@@ -214,7 +218,7 @@ study = Study(
         rule=not_binary,
     ),
     scales={
-        "smoke": Scale(seeds=2, settings={"steps": 4, "counts": [256, 32, 32], "copies": 2}),
+        "smoke": Scale(2, {"steps": 2, "counts": [64, 16, 16], "copies": 2, "most": 32}),
         "small": Scale(seeds=50, settings={"epochs": 8, "counts": [5_000, 1_000, 1_000]}),
         "full": Scale(seeds=50, settings={"epochs": 30, "counts": [100_000, 20_000, 20_000]}),
     },
