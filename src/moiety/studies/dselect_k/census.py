@@ -59,7 +59,7 @@ METRICS = {
     "AUC": Metric("AUC, mean of the tasks", format=".4f"),
     "AUC, task 1": Metric("AUC of income or college", format=".4f"),
     "AUC, task 2": Metric("AUC of never married", format=".4f"),
-    USED: Metric("Experts an example and task", better="lower", format=".2f"),
+    USED: Metric("Experts an example and task", better="lower", format=".2f", split="validation"),
     VALIDATION: Metric("Validation loss", better="lower", format=".4f", split="validation"),
 }
 
@@ -147,7 +147,7 @@ def run_block(runs: Sequence[Running]) -> list[Metrics]:
     return [
         {
             **dict.fromkeys(METRICS),
-            **(finish(run, one, test, areas, first=run is runs[0]) or {}),
+            **finish(run, one, validation, test, areas, first=run is runs[0]),
             VALIDATION: one.score,
         }
         for run, one in zip(runs, done)

@@ -46,7 +46,7 @@ METRICS = {
     "loss": Metric("Loss", better="lower", format=".4f"),
     "watched AUC": Metric("AUC of watched", format=".4f"),
     "rating RMSE": Metric("RMSE of the rating", better="lower", format=".4f"),
-    USED: Metric("Experts an example and task", better="lower", format=".2f"),
+    USED: Metric("Experts an example and task", better="lower", format=".2f", split="validation"),
     VALIDATION: Metric("Validation loss", better="lower", format=".4f", split="validation"),
 }
 
@@ -136,7 +136,7 @@ def run_block(runs: Sequence[Running]) -> list[Metrics]:
     return [
         {
             **dict.fromkeys(METRICS),
-            **(finish(run, one, test, tested, first=run is runs[0]) or {}),
+            **finish(run, one, validation, test, tested, first=run is runs[0]),
             VALIDATION: one.score,
         }
         for run, one in zip(runs, done)

@@ -56,7 +56,7 @@ METRICS = {
     "accuracy": Metric("Accuracy, mean of the tasks", format=".2%"),
     "accuracy, task 1": Metric("Accuracy, top left", format=".2%"),
     "accuracy, task 2": Metric("Accuracy, bottom right", format=".2%"),
-    USED: Metric("Experts an image and task", better="lower", format=".2f"),
+    USED: Metric("Experts an image and task", better="lower", format=".2f", split="validation"),
     VALIDATION: Metric("Validation accuracy", format=".2%", split="validation"),
 }
 
@@ -135,7 +135,7 @@ def run_block(runs: Sequence[Running]) -> list[Metrics]:
     return [
         {
             **dict.fromkeys(METRICS),
-            **(finish(run, one, test, accuracies, first=run is runs[0]) or {}),
+            **finish(run, one, validation, test, accuracies, first=run is runs[0]),
             VALIDATION: None if one.score is None else 1 - one.score,
         }
         for run, one in zip(runs, done)

@@ -90,20 +90,28 @@ def predict(model: nn.Module, x: Tensor, batch: int = 2048) -> dict[str, Tensor]
 
 
 def finish(
-    run: Running, one: Done, test: TensorDataset, tested: Tested, *, first: bool
-) -> Metrics | None:
-    """Write the curve and facts of a copy; give what `tested` says and the experts used.
+    run: Running,
+    one: Done,
+    validation: TensorDataset,
+    test: TensorDataset,
+    tested: Tested,
+    *,
+    first: bool,
+) -> Metrics:
+    """Write the curve and facts of a copy; give the experts used and what `tested` says.
 
-    In a search the test set is left alone, and nothing is given: None. first: of its block, whose
-    gates the page shows as they moved.
+    In a search the test set is left alone. first: of its block, whose gates the page shows as they
+    moved.
     """
     draw_curve(run, one)
     if one.lost:
-        return None
-    (x, y), page = test.tensors, on_page(run)
-    run.extra |= gate_facts(run.settings, one.model, x[:256], page=page, course=first)
+        return {}
+    page, some = on_page(run), validation.tensors[0][:256]
+    run.extra |= gate_facts(run.settings, one.model, some, page=page, course=first)
+    found = {USED: run.extra.get("selected")}
     if not page:
-        return None
+        return found
+    x, y = test.tensors
     outputs = predict(one.model, x)
     y = y.to(next(iter(outputs.values())).device)
-    return {**tested(outputs, y), USED: run.extra.get("selected")}
+    return {**found, **tested(outputs, y)}
