@@ -86,6 +86,16 @@ def test_asked_anew_when_the_width_was_annealed():
     assert gates.asked == 2
 
 
+def test_asked_anew_when_something_else_has_changed():
+    gates, strength = Gates(), torch.zeros(())
+    for step in range(2):
+        with torch.no_grad():
+            for _ in range(2):
+                gates.standing(gates.routers, X, gates.decide, [strength])
+        strength.fill_(1.0)
+        assert gates.asked == step + 1
+
+
 def test_another_number_of_examples():
     gates = Gates()
     assert gates()[0].routings[0].tokens == 7

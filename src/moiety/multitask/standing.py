@@ -9,7 +9,7 @@ not say when values are changed through `.data`: call `eval()` after that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -30,14 +30,26 @@ class Standing(nn.Module):
         self.found: Found | None = None
 
     def forward(
-        self, routers: nn.ModuleList, x_TD: Tensor, decide: Callable[[Tensor], Decisions]
+        self,
+        routers: nn.ModuleList,
+        x_TD: Tensor,
+        decide: Callable[[Tensor], Decisions],
+        also: Iterable[Tensor] = (),
     ) -> Found:
-        """The decisions, and the work that follows from them where that is known already."""
+        """The decisions, and the work that follows from them where that is known already.
+
+        also: tensors besides those of the routers that `decide` depends on.
+        """
         if not _may_keep(routers, x_TD):
             if self.found is not None:
                 self.drop()
             return decide(x_TD), None
-        key = (x_TD.shape[0], x_TD.dtype, x_TD.device, *_state(routers))
+        key = (
+            x_TD.shape[0],
+            x_TD.dtype,
+            x_TD.device,
+            *_state([*routers.parameters(), *routers.buffers(), *also]),
+        )
         if self.found is None or not _same(key, self.key):
             decisions = decide(x_TD)
             work = find_work(decisions.choice_GTE, decisions.routings)
@@ -61,9 +73,8 @@ def _may_keep(routers: nn.ModuleList, x_TD: Tensor) -> bool:
     return all(r.static and not r.training and not r._forward_hooks for r in routers)
 
 
-def _state(routers: nn.ModuleList) -> list[Any]:
-    """All that says whether the gates' tensors are the same as before."""
-    tensors = [*routers.parameters(), *routers.buffers()]
+def _state(tensors: Iterable[Tensor]) -> list[Any]:
+    """All that says whether tensors are the same as before."""
     return [fact for t in tensors for fact in (t, t._version, t.data_ptr())]
 
 
