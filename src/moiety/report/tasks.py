@@ -139,7 +139,7 @@ def _heat(arm: str, found: Likeness) -> Figure:
     spoken = f"{arm}: how alike the gates of {count} tasks are, from 0 to 1"
     head, rows = (["Task", "Most like it", "Mean with others"], _nearest(tasks, values))
     matrix = None if many else likeness_table(arm, found)
-    height = 440 if many else 130 + 34 * min(count, 9)
+    height = 480 if many else 200 + 32 * min(count, 9)
     return Figure(arm, spoken, [trace], layout, head, rows, height=height, matrix=matrix)
 
 

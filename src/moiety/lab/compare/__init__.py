@@ -1,4 +1,4 @@
-"""Which router on these data? A comparison that a user asks for in one line, as a study.
+"""Which router, or which gates of tasks, on these data? What a user asks in one line, as a study.
 
 study = from_toml("runs/compare/adult/study.toml")     # what `moiety compare` wrote, or a user
 
@@ -10,10 +10,11 @@ study = from_toml("runs/compare/adult/study.toml")     # what `moiety compare` w
 | `pretrained.py` | or one of Hugging Face, upcycled |
 | `task.py` | inputs, losses and measures of a problem |
 | `measure.py` | what an arm costs and where its tokens go |
+| `gates.py`, `gate_task.py` | the same for several tasks on a table, with a gate for each |
 | `study.py` | the study: arms, metrics, claims, a trial, its speed |
 """
 
-from .asked import Asked, read_asked, write_asked
+from .asked import Asked, AskedGates, read_asked, write_asked
 from .study import from_toml, make_study
 
-__all__ = ["Asked", "from_toml", "make_study", "read_asked", "write_asked"]
+__all__ = ["Asked", "AskedGates", "from_toml", "make_study", "read_asked", "write_asked"]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ... import cost
 from ...moe import MoE
+from ...multitask import MultiGate
 from ...watch import watch
 from .task import Task
 
@@ -42,7 +43,7 @@ def typical(task: Task) -> Tensor:
 @contextlib.contextmanager
 def _plain_backend(model: nn.Module) -> Iterator[None]:
     """Run experts one by one, so that torch counts all products and no others."""
-    layers = [part for part in model.modules() if isinstance(part, MoE)]
+    layers: list[Any] = [part for part in model.modules() if isinstance(part, MoE | MultiGate)]
     usual = [layer.backend for layer in layers]
     for layer in layers:
         layer.backend = "loop"
@@ -71,7 +72,7 @@ def memory(model: nn.Module, task: Task, batch: int) -> int:
     modes = {part: part.training for part in model.modules()}
     model.eval()  # the same sizes, and nothing is drawn or counted
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        task.loss(task.answer(model, "train", rows), "train", rows)
+        task.batch_loss(model, "train", rows)
     for part, training in modes.items():
         part.training = training
     copies = ((p, 4 if p.requires_grad else 1) for p in model.parameters())

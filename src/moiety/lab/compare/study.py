@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from ... import cost
 from ...data.load import load_problem
 from ...data.problem import Problem
-from ...models.mixture import DENSE
 from ...train.loop import Recipe, train
 from ..claims import Claim, greater
 from ..study import Metrics, Running, Scale, Settings, Speed, Study
 from ..tuning import LogUniform, Search
 from . import measure
-from .asked import Asked, read_asked
+from .asked import Asked, AskedGates, Asking, read_asked
 from .models import Maker, find_maker
 from .task import Task
 
@@ -38,40 +37,40 @@ def from_toml(path: str | Path) -> Study:
     return make_study(read_asked(Path(path)))
 
 
-def make_study(asked: Asked) -> Study:
+def make_study(asked: Asking) -> Study:
     """The study of a comparison; its data are read now."""
-    return Comparison.of(asked).study()
+    return make_comparison(asked).study()
+
+
+def make_comparison(asked: Asking) -> Comparison:
+    """A comparison of routers or of gates, with its data."""
+    if isinstance(asked, AskedGates):
+        from .gates import GateComparison
+
+        return GateComparison.of(asked)
+    return Comparison.of(asked)
 
 
 @dataclass(frozen=True)
 class Comparison:
     """A comparison with its data and the maker of its models."""
 
-    asked: Asked
+    asked: Asking
     problem: Problem
     maker: Maker
     task: Task
 
     @classmethod
-    def of(cls, asked: Asked) -> Comparison:
+    def of(cls, asked: Asking) -> Comparison:
         """Read the data and find the model."""
-        problem = load_problem(
-            asked.data,
-            targets=asked.targets,
-            text=asked.text,
-            data_dir=asked.data_dir,
-            seed=asked.split_seed,
-            max_examples=asked.max_examples,
-            image_size=asked.image_size,
-            leaks="keep" if asked.keep_leaks else "drop",
-        )
+        assert isinstance(asked, Asked)
+        problem = read_problem(asked, text=asked.text, image_size=asked.image_size)
         maker = find_maker(asked.model, problem)
         return cls(asked, problem, maker, Task.of(problem, maker.reader))
 
     def study(self) -> Study:
-        """The study, with a claim for every router."""
-        asked, problem, names = self.asked, self.problem, [t.name for t in self.problem.targets]
-        slug = re.sub(r"[^a-z0-9]+", "-", problem.name.lower()).strip("-") or "data"
+        """The study, with a claim for every arm but the one that all are compared with."""
+        asked = self.asked
         start = "new head and routers" if self.maker.upcycled else "first weights"
         search = None
         if asked.tune:
@@ -82,9 +81,9 @@ class Comparison:
                 metric=f"validation {self.task.main}",
             )
         return Study(
-            name=f"compare/{slug}",
-            title=f"Routers on {problem.name}",
-            question=f"Which router predicts {' and '.join(names)} of {problem.name} best?",
+            name=f"compare/{self.slug}",
+            title=self.title,
+            question=self.question,
             notes=self.notes,
             arms=self.arms,
             metrics=self.task.metrics(),
@@ -99,15 +98,32 @@ class Comparison:
             search=search,
         )
 
+    # -- in words --------------------------------------------------------------------------------
+
+    @property
+    def slug(self) -> str:
+        """The name of the data as a folder has it."""
+        return re.sub(r"[^a-z0-9]+", "-", self.problem.name.lower()).strip("-") or "data"
+
+    @property
+    def title(self) -> str:
+        return f"Routers on {self.problem.name}"
+
+    @property
+    def question(self) -> str:
+        names = " and ".join(target.name for target in self.problem.targets)
+        return f"Which router predicts {names} of {self.problem.name} best?"
+
     # -- what is compared ------------------------------------------------------------------------
 
     @property
     def arms(self) -> dict[str, dict[str, Any]]:
-        """The settings of every arm: its router, and options of it where it has any."""
+        """The settings of every arm: its router or gate, and options of it where it has any."""
         found: dict[str, dict[str, Any]] = {}
+        kind = self.asked.kind
         for name, given in self.asked.arms.items():
-            options = {word: value for word, value in given.items() if word != "router"}
-            found[name] = {"router": given["router"], **({"options": options} if options else {})}
+            options = {word: value for word, value in given.items() if word != kind}
+            found[name] = {kind: given[kind], **({"options": options} if options else {})}
         return found
 
     @functools.cached_property
@@ -122,24 +138,28 @@ class Comparison:
             "lr": asked.lr or maker.lr,
             "batch": asked.batch or maker.batch,
         }
-        return {**shared, "init": asked.init} if maker.upcycled else shared
+        return (
+            {**shared, "init": asked.init}
+            if isinstance(asked, Asked) and maker.upcycled
+            else shared
+        )
 
     @property
     def claims(self) -> list[Claim]:
-        """That each router beats the dense model by more than the margin."""
-        margin, main = self.asked.margin, self.task.main
+        """That each arm beats the one that all are compared with by more than the margin."""
+        margin, main, reference = self.asked.margin, self.task.main, self.asked.reference
         return [
             greater(
                 name,
-                DENSE,
+                reference,
                 margin,
                 metric=main,
-                quote=f"Is {name} better than dense on {self.problem.name}?",
+                quote=f"Is {name} better than {reference} on {self.problem.name}?",
                 reason="the smallest difference that was asked for",
                 tier="our own",
             )
             for name in self.arms
-            if name != DENSE and DENSE in self.arms
+            if name != reference and reference in self.arms
         ]
 
     @property
@@ -176,13 +196,18 @@ class Comparison:
         self.train(model, task, settings, running)
         if device.type == "cuda":
             costs["memory"] = torch.cuda.max_memory_allocated(device)
-        answers, loads = measure.loads(model, task)
+        answers, told = self.tell(model, task)
         costs["flops"] = measure.flops(model, task)  # as it routes now that it has learned
-        running.extra.update(costs, loads=loads)
+        running.extra.update(costs, **told)
         validation = task.measure(answers, "validation")[task.main]
         tested = task.measure(task.answers(model, "test"), "test")
         found = {**tested, f"validation {task.main}": validation}
         return {name: found[name] for name in task.metrics()}
+
+    def tell(self, model: nn.Module, task: Task) -> tuple[Tensor, dict[str, Any]]:
+        """The answers to the validation data, and what the page shows of the routing."""
+        answers, loads = measure.loads(model, task)
+        return answers, {"loads": loads}
 
     def train(
         self, model: nn.Module, task: Task, settings: Settings, running: Running | None = None
@@ -199,7 +224,7 @@ class Comparison:
         )
 
         def loss(rows: Tensor) -> Tensor:
-            return task.loss(task.answer(model, "train", rows), "train", rows)
+            return task.batch_loss(model, "train", rows)
 
         def score() -> float:
             if running is None:
@@ -258,6 +283,19 @@ class Comparison:
         task, model = self.task.to(device), self.build(settings, 0, device)
         found = measure.costs(model, task, settings["batch"])
         return {**found, "trained": cost.parameters(model, trainable=True)}
+
+
+def read_problem(asked: Asking, **words: Any) -> Problem:
+    """The data that were asked for."""
+    return load_problem(
+        asked.data,
+        targets=asked.targets,
+        data_dir=asked.data_dir,
+        seed=asked.split_seed,
+        max_examples=asked.max_examples,
+        leaks="keep" if asked.keep_leaks else "drop",
+        **words,
+    )
 
 
 def fingerprint(problem: Problem) -> str:

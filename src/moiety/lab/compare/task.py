@@ -48,7 +48,7 @@ class Task:
             return {name: t.to(device) for name, t in tensors.items()}
 
         splits = {n: Split(move(s.inputs), move(s.targets)) for n, s in self.splits.items()}
-        return Task(self.targets, splits)
+        return replace(self, splits=splits)
 
     @property
     def widths(self) -> list[int]:
@@ -67,6 +67,10 @@ class Task:
         with torch.no_grad():
             parts = [self.answer(model, split, slice(i, i + BATCH)) for i in starts]
         return torch.cat(parts)
+
+    def batch_loss(self, model: nn.Module, split: str, rows: Tensor | slice) -> Tensor:
+        """The loss of a model on some examples of a split, without that of routers."""
+        return self.loss(self.answer(model, split, rows), split, rows)
 
     def loss(self, logits: Tensor, split: str, rows: Tensor | slice) -> Tensor:
         """The sum over targets of cross-entropy, or squared error of standardised values."""
