@@ -169,7 +169,7 @@ SEARCH = Search(
 def make_study(name: str, images: str, question: str, claims: Sequence[Claim]) -> Study:
     """The study of one of the sets."""
     title = name.split("/")[1].replace("-", " ").title().replace(" ", "-").replace("Mnist", "MNIST")
-    small = {"set": images, "counts": [3000, 1000, 2000], "batch": 64, "epochs": 4}
+    small = {"set": images, "counts": [1000, 300, 500], "batch": 64, "epochs": 4}
     return Study(
         name=name,
         title=f"{title}: two images in one, a gate for each",
