@@ -8,5 +8,6 @@ from .health import health_page
 from .routing import routing_page
 from .study import study_page
 from .table import Column
+from .tasks import TaskPart
 
-__all__ = ["Column", "course_page", "health_page", "routing_page", "study_page"]
+__all__ = ["Column", "TaskPart", "course_page", "health_page", "routing_page", "study_page"]

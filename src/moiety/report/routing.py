@@ -14,10 +14,13 @@ html = routing_page(
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .page import render
 from .table import Column, as_columns, cells
+
+if TYPE_CHECKING:
+    from .tasks import TaskPart
 
 Loads = Mapping[str, Mapping[str, Sequence[float]]]  # arm -> layer -> load of every expert
 Dead = Mapping[str, Mapping[str, Sequence[bool]]]
@@ -56,13 +59,14 @@ def routing_page(
     dead: Dead | None = None,
     settings: Mapping[str, str],
     command: str,
+    tasks: "TaskPart | None" = None,
 ) -> str:
     """Return a self-contained HTML page of results and expert loads.
 
     `notes` say what columns mean, by label. `loads[arm][layer]` holds one number per expert, shares
     or counts: each layer is scaled to sum to one. `dead`, of the same shape, says which experts are
     dead; where it says nothing, an expert without any load is. An arm without layers, such as a
-    dense model, is shown as such.
+    dense model, is shown as such. `tasks`: a further section on gates of tasks.
     """
     table = as_columns(columns)
     body, numeric = cells(rows, table)
@@ -81,6 +85,7 @@ def routing_page(
         legend=[name for _, name in SHADES],
         settings=settings,
         command=command,
+        tasks=tasks.view() if tasks else None,
     )
 
 

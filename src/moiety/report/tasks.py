@@ -6,10 +6,12 @@ similarities {arm: {"tasks": [...], "values": [[...], ...]}}, from 0 (no expert 
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from .figures import Figure, safe
+from .table import Column, cells
 from .words import MISSING, missing, number
 
 NUMBERED = 8  # tasks up to which the cells of a picture carry numbers
@@ -31,6 +33,34 @@ LIKENESS = [
 
 Gates = Mapping[str, Mapping[str, Any]]
 Likeness = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TaskPart:
+    """What a routing page tells of gates of tasks: results, the gates, how alike the tasks are."""
+
+    title: str
+    summary: str
+    rows: Sequence[Mapping[str, Any]]
+    columns: Sequence[Column]
+    gates: Mapping[str, Gates]
+    similarity: Mapping[str, Likeness]
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def view(self) -> dict[str, Any]:
+        """As the template shows it."""
+        body, numeric = cells(self.rows, self.columns)
+        alike = {arm: likeness_table(arm, found) for arm, found in self.similarity.items()}
+        return {
+            "title": self.title,
+            "summary": self.summary,
+            "columns": self.columns,
+            "body": body,
+            "numeric": numeric,
+            "notes": self.notes,
+            "arms": [(each, alike.get(each["name"])) for each in gate_tables(self.gates)],
+            "legend": [name for _, name in LIKENESS],
+        }
 
 
 # -- gates -----------------------------------------------------------------------------------------

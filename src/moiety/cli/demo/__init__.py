@@ -1,6 +1,7 @@
-"""`moiety demo`: routers side by side on handwritten digits, at equal active FLOPs.
+"""`moiety demo`: routers side by side on handwritten digits, at equal active FLOPs; gates of tasks.
 
-The models are those of the study `lab/routers`, which compares them over many seeds.
+The models are those of the study `lab/routers`, which compares them over many seeds. The gates of
+tasks are in `tasks.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from rich.table import Table
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from .. import cost
-from ..data import digits
-from ..io import write_atomic
-from ..report import Column, routing_page
-from ..studies.lab.on_digits import (
+from ... import cost
+from ...data import digits
+from ...io import write_atomic
+from ...report import Column, routing_page
+from ...studies.lab.on_digits import (
     ARMS,
     BATCH,
     DEPTH,
@@ -36,7 +37,8 @@ from ..studies.lab.on_digits import (
     build,
     measure_routing,
 )
-from ..train import find_device, fit
+from ...train import find_device, fit
+from . import tasks
 
 CAVEAT = (
     "One seed and 450 test images: use for orientation. Differences between routers at one seed "
@@ -78,7 +80,8 @@ def command(
     seed: Annotated[int, typer.Option(min=0, help="Of first weights, order and noise.")] = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 10,
     arm: Annotated[
-        list[str] | None, typer.Option(help="Only this one, such as top-k; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Only this router, such as top-k; may be repeated."),
     ] = None,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("out/demo"),
@@ -86,8 +89,9 @@ def command(
         bool, typer.Option("--dry-run", help="Show the cost of every arm only.")
     ] = False,
 ) -> None:
-    """Compare routers on a small model at equal active FLOPs, and write a page."""
+    """Compare routers at equal active FLOPs, then gates of three tasks, and write a page."""
     arms, where, console = choose(arm or []), find_device(device), Console()
+    gates = [] if arm else tasks.GATES  # who asks for some routers gets these alone
     train, test = digits()
     with one_thread():
         if dry_run:
@@ -97,13 +101,17 @@ def command(
             return
         check_writable(out)
         rows, loads = run(arms, train, test, epochs, seed, where, console)
+        found = tasks.run(gates, train, test, epochs, seed, where, console)
     show(console, rows, RESULT, f"Handwritten digits, {epochs} epochs, seed {seed}")
+    if found.rows:
+        show(console, found.rows, tasks.RESULT, "Three tasks on the same images, a gate for each")
     typer.echo(CAVEAT)
     settings = {"Seed": str(seed), "Epochs": str(epochs), "Device": device}
     repeat = f"moiety demo --seed {seed} --epochs {epochs} --device {device}"
     repeat += "".join(f" --arm {each.name}" for each in arms if arm)
-    path = write_atomic(out / "index.html", page(rows, loads, settings, repeat))
-    typer.echo(f"The load of every expert: {path}")
+    path = write_atomic(out / "index.html", page(rows, loads, settings, repeat, found))
+    more = ", the gates of the tasks" if found.rows else ""
+    typer.echo(f"The load of every expert{more}: {path}")
 
 
 def choose(names: Sequence[str]) -> list[Arm]:
@@ -193,7 +201,9 @@ def show(console: Console, rows: list[Row], columns: list[Column], title: str) -
     console.print(table)
 
 
-def page(rows: list[Row], loads: Loads, settings: dict[str, str], command: str) -> str:
+def page(
+    rows: list[Row], loads: Loads, settings: dict[str, str], command: str, found: tasks.Found
+) -> str:
     """The results and the load of every expert in every layer, as one HTML file."""
     summary = (
         f"A small transformer ({DEPTH} blocks of width {DIM}) reads handwritten digits, dense and "
@@ -209,4 +219,5 @@ def page(rows: list[Row], loads: Loads, settings: dict[str, str], command: str) 
         loads=loads,
         settings=settings,
         command=command,
+        tasks=found.part(),
     )
