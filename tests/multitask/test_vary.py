@@ -100,3 +100,22 @@ def test_gates_that_draw_are_asked_together_each_with_its_own_numbers():
     apart = decide_apart(routers, [weights] * 3, x)
     for own, other in zip(decide_together(routers, weights, x).terms, apart.terms, strict=True):
         torch.testing.assert_close(own, other)
+
+
+def test_gates_that_draw_together_in_many_copies(monkeypatch):
+    def together(routers, weights, x):
+        return decide_together(routers, weights[0], x)
+
+    monkeypatch.setattr("moiety.multitask.model.decide_apart", together)
+
+    def make(seed):
+        return MultiGate(ALIKE, feedforward(), router="gumbel-static", log=(6, 1)).double()
+
+    kept = {}
+    for seeds in ([3, 0], [3]):
+        for seed, model in zip(seeds, fitted(make, seeds).models(), strict=True):
+            kept.setdefault(seed, []).append(model.log.weights() > 0)
+    assert kept[3][0].equal(kept[3][1])  # whatever its neighbours draw
+    assert not kept[3][0].equal(kept[0][0])
+    steps_PGE = kept[3][0]
+    assert not steps_PGE[:, 0].equal(steps_PGE[:, 1]) and not steps_PGE[0].equal(steps_PGE[1])

@@ -66,11 +66,11 @@ class ByTask(Draws):
         super().__init__(task)
         self.tasks = tasks
 
-    def many(self, kind: str, p: float, shape: tuple[int, ...], like: dict[str, Any]) -> Tensor:
-        if kind == "normal":
-            return torch.randn(self.tasks, *shape, **like)
-        drawn = torch.rand(self.tasks, *shape, **like)
-        return (drawn < p).to(drawn.dtype) if kind == "bernoulli" else drawn
+    def draw(self, kind: str, shape: Sequence[int], like: dict[str, Any], p: float = 0.0) -> Tensor:
+        like = {**like, "device": self.copy.device}
+        draw = torch.randn if kind == "normal" else torch.rand
+        own = draw(self.tasks, *shape, **like).index_select(0, self.copy[None]).squeeze(0)
+        return (own < p).to(own.dtype) if kind == "bernoulli" else own
 
 
 def decide_together(
@@ -87,7 +87,9 @@ def decide_together(
         return tensors, row.dense(), row.choice(), balance.terms(routing, weights)
 
     tasks = torch.arange(len(routers), device=x_TD.device)
-    tensors, weight_GTE, choice_GTE, terms = vmap(one)(stack_parameters(routers), tasks)
+    # "same": what `ByTask` draws is for all tasks, and each takes its part.
+    many = vmap(one, randomness="same")
+    tensors, weight_GTE, choice_GTE, terms = many(stack_parameters(routers), tasks)
     if first.training and hasattr(first, "calls"):  # the first has counted for all
         for router in routers[1:]:
             router.calls.copy_(first.calls)  # type: ignore[operator, arg-type]

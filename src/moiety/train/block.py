@@ -253,7 +253,7 @@ class Block:
         if self.device.type == "cpu":
             return 256
         numbers = len(self.seeds) * max(self.x[0].numel(), self.y[0].numel())
-        return min(max(2**22 // numbers, 256), 8192)
+        return min(max(2**26 // numbers, 256), 8192)
 
     def _call(self, params: Any, buffers: Any, x: Tensor) -> Tensor:
         return torch.func.functional_call(self.model, (params, buffers), (x,))
