@@ -31,9 +31,20 @@ from ...lab.study import Running, Settings
 from ...multitask import Outputs
 from ...multitask.base import evaluating
 from ...train import fit_many
-from .facts import POINTS, RULES, allowed, experts_used, gate_facts, look, not_binary, on_page
+from .facts import (
+    AT_MOST_K,
+    POINTS,
+    RULES,
+    allowed,
+    experts_used,
+    gate_facts,
+    look,
+    not_binary,
+    on_page,
+)
 
 __all__ = [
+    "AT_MOST_K",
     "PAPER",
     "Done",
     "allowed",
