@@ -255,6 +255,22 @@ def many_experts():
     return studied.result(loads={"wide": {f"block {b}": [1 / 128] * 128 for b in range(4)}})
 
 
+def many_tasks():
+    """128 tasks in an arm, long names in another."""
+    names = [f"task {i}" for i in range(128)]
+    rows = [[1.0 if i == j else 0.5 * (i // 32 == j // 32) for j in range(128)] for i in range(128)]
+    gate = {"selected": 4.0, "binary": 1.0, "binary_step": 9e5, "weights": [1 / 64] * 64}
+    long = [f"a-very-long-name-without-end{i}" * 4 for i in range(12)]
+    square = [[0.5] * 12 for _ in range(12)]
+    return studied.result(
+        similarity={
+            "many": {"tasks": names, "values": rows},
+            "long": {"tasks": long, "values": square},
+        },
+        gates={"many": dict.fromkeys(names, gate), "long": dict.fromkeys(long, gate)},
+    )
+
+
 def many_claims():
     result = studied.result()
     return result | {"claims": result["claims"] * 6}
@@ -272,7 +288,7 @@ def lost_arm():
 
 
 @pytest.mark.parametrize(
-    "result", [studied.smallest, long_names, many_experts, many_claims, lost_arm]
+    "result", [studied.smallest, long_names, many_experts, many_tasks, many_claims, lost_arm]
 )
 def test_odd_results_fit(visit, result):
     made = result()
@@ -281,6 +297,33 @@ def test_odd_results_fit(visit, result):
     seen.page.set_viewport_size({"width": 390, "height": 844})
     until(seen.page, FITS)
     assert seen.errors == []
+
+
+def test_gates_and_similarity_are_seen_in_both_schemes(visit, html):
+    for scheme in ("light", "dark"):
+        page = visit(html, color_scheme=scheme).page
+        bars = page.locator(".gates .bars").last
+        back, front = (
+            page.evaluate(
+                f"getComputedStyle(document.querySelector('.bars {part}')).backgroundColor"
+            )
+            for part in ("span", "i")
+        )
+        assert back != front and bars.bounding_box()["width"] > 60
+        heights = bars.locator("i").evaluate_all("all => all.map(i => i.clientHeight)")
+        assert min(heights[:3]) > 15 and max(heights[3:]) == 0  # three experts of eight
+        picture = page.locator("section:has(> h2#similarity) .plot").last
+        image = pixels(picture)
+        assert abs(image - image[5, 5]).max() > 100  # dark cells on light, light ones on dark
+        texts = picture.locator(".annotation-text").all_text_contents()
+        assert sorted(texts) == ["0.07", "0.07", "1.00", "1.00"]
+
+
+def test_many_tasks_are_drawn(visit):
+    seen = visit(study_page(many_tasks()))
+    assert undrawn(seen.page) == [] and without_table(seen.page) == [] and seen.errors == []
+    labels = seen.page.locator("section:has(> h2#similarity) .plot").first.locator(".ytick")
+    assert 1 < labels.count() <= 16
 
 
 def test_without_plotly_the_tables_are_there(visit, monkeypatch):
