@@ -14,6 +14,8 @@ from moiety.lab.compare.gates import HIDDEN, GateComparison
 from moiety.lab.compare.measure import flops
 from moiety.lab.compare.study import make_comparison
 from moiety.lab.shapes import EXTRA, check
+from moiety.lab.store import Store
+from moiety.lab.study import Running
 from moiety.multitask import MISSING, MultiGate, SharedBottom, describe_gates
 
 
@@ -82,6 +84,35 @@ def test_capacity_is_that_of_the_shared_bottom_and_sparse_gates_cost_less(compar
     dense = flops(build(comparison, "dselect-k-static"), comparison.task)
     assert dense == pytest.approx(costs[0], rel=0.1)
     assert {part.backend for part in (soft, sparse)} == {"auto"}
+
+
+def test_a_gate_by_example_is_charged_as_dense_too(compared, monkeypatch):
+    monkeypatch.setattr(study_file, "TIMED", 0.05)
+    comparison = compared()
+    speeds = {
+        arm: comparison.speed({**comparison.settings, **comparison.arms[arm]}, CPU)
+        for arm in ("softmax", "dselect-k", "top-k-static")
+    }
+    assert speeds["dselect-k"].flops == pytest.approx(speeds["softmax"].flops, rel=0.05)
+    assert speeds["top-k-static"].flops < 0.9 * speeds["softmax"].flops
+
+
+def test_an_interrupted_trial_ends_in_the_same_bits(compared, tmp_path, monkeypatch):
+    monkeypatch.setattr(study_file, "SAVE_EVERY", 0.0)
+    comparison, arm = compared(), "dselect-k"
+    whole, one, _ = run(comparison, arm, tmp_path / "whole", examples=960)
+
+    def stop(done):
+        if done > 0.5:
+            raise KeyboardInterrupt
+
+    store, trial = Store(tmp_path / "halved"), one.trial
+    halved = Running(trial, CPU, store.curve(trial), store.checkpoint(trial), stop)
+    with pytest.raises(KeyboardInterrupt):
+        comparison.run(halved)
+    again, two, ticks = run(comparison, arm, tmp_path / "halved", examples=960)
+    assert len(ticks) < 30 and again == whole
+    assert two.extra == one.extra and two.curve.rows() == one.curve.rows()
 
 
 @pytest.mark.parametrize("name", list_routers())

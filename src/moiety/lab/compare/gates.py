@@ -38,6 +38,8 @@ from ...multitask.base import MultiTask, mlp
 from ...routing import describe
 from ...tables import table_kind
 from ...train import seeded
+from ..study import Settings
+from . import measure
 from .asked import SHARED, Asking
 from .gate_task import GateTask, tasks_of
 from .models import Maker
@@ -80,6 +82,11 @@ class GateComparison(Comparison):
     def question(self) -> str:
         names = " and ".join(target.name for target in self.problem.targets)
         return f"Which gates predict {names} of {self.problem.name} best together?"
+
+    def charged(self, model: nn.Module, settings: Settings, task: Any) -> float:
+        """Those of a new model: a gate that starts dense and thins out is charged as dense."""
+        device = next(model.parameters()).device
+        return measure.flops(self.build(settings, 0, device), task)
 
     def tell(self, model: nn.Module, task: Any) -> tuple[Tensor, dict[str, Any]]:
         """The answers to the validation data, and the gates where there are any."""

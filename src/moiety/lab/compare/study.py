@@ -261,9 +261,15 @@ class Comparison:
         begin = time.perf_counter()
         measure.costs(self.build(settings, 0, device), task, settings["batch"])
         built = time.perf_counter() - begin
-        # Counted now, because routers with a capacity drop more before they have learned.
-        flops = measure.flops(model, task)
+        flops = self.charged(model, settings, task)
         return Speed(seconds / batch, flops, built + self._testing(model, task))
+
+    def charged(self, model: nn.Module, settings: Settings, task: Task) -> float:
+        """The FLOPs of an example that equal FLOPs count, of a model that was just timed.
+
+        Not of a new one, because routers with a capacity drop more before they have learned.
+        """
+        return measure.flops(model, task)
 
     def _testing(self, model: nn.Module, task: Task) -> float:
         """Seconds of all evaluations of a trial, from one of them."""
