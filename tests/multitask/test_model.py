@@ -111,6 +111,22 @@ def test_by_example_an_expert_sees_only_the_examples_of_some_task(training):
     assert needed.sum() < 150  # some examples share an expert between tasks
 
 
+def test_in_inference_static_gates_are_asked_once():
+    model, x = make_binary(gated(), [(1, 2), (2, 3), (1, 3)]).eval(), torch.randn(9, DIM)
+    asked = []
+    for router in model.routers:
+        route = router.route
+        router.route = lambda *words, own=route: asked.append(1) or own(*words)
+    with torch.no_grad():
+        first, second = model(x), model(x)
+        assert len(asked) == 3 and all(torch.equal(first[name], second[name]) for name in first)
+        make_binary(model, [(0, 1), (4, 5), (4, 4)])
+        assert not torch.equal(model(x)["a"], first["a"])
+        assert sorted(model(x).routings["c.d"].choice()[0].nonzero().flatten().tolist()) == [4]
+    model(x)["a"].sum().backward()  # with gradients they are asked again, and learn
+    assert model.routers[0].alpha.grad is not None
+
+
 def test_flops_fall_when_the_gates_become_binary():
     model, x = gated(), torch.randn(12, DIM)
     before = model.flops(x)

@@ -129,7 +129,7 @@ class FeedForward(StackedExperts):
         if backend == "loop":
             chosen = range(self.experts) if ids is None else ids.tolist()
             if not torch.is_grad_enabled():  # no gradient to gather: the others are not looked at
-                own = ([p if p is None else p[e] for p in parts] for e in chosen)
+                own: Any = ([p if p is None else p[e] for p in parts] for e in chosen)
                 return torch.stack([self._one(x_TD, *weights) for weights in own])
             each = self._each()
             return torch.stack([self._one(x_TD, *each[e]) for e in chosen])

@@ -117,6 +117,7 @@ class MultiTask(nn.Module):
         self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]
     ) -> dict[str, dict[str, float | None]]:
         """Metrics of each task over its labelled examples; None where nothing defines them."""
+        check_names(self.tasks, outputs, "outputs")
         check_names(self.tasks, targets, "targets")
         return {t.name: task_metrics(t, outputs[t.name], targets[t.name]) for t in self.tasks}
 
@@ -132,6 +133,11 @@ def total_loss(
     sample_weights: SampleWeights = None,
 ) -> Tensor:
     """The loss of a batch: a function of outputs and targets alone."""
+    if not isinstance(outputs, Outputs):
+        found = type(outputs).__name__
+        raise ValueError(
+            f"outputs must be what the model gave, got {found}: call model.loss(model(x), …)"
+        )
     losses = task_losses(tasks, outputs, targets, sample_weights)
     parts = []
     for task in tasks:
@@ -154,8 +160,10 @@ def _check_input(x: Any) -> None:
     """Raise on NaN or infinity where looking costs no wait; elsewhere it reaches the loss."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or not readable(x):
         return
+    if x.sum().isfinite():  # far cheaper than a look at each value, and it misses none
+        return
     wrong = ~x.isfinite()
-    if not bool(wrong.any()):
+    if not bool(wrong.any()):  # finite values whose sum is not
         return
     where = "x is"
     if x.dim() == 2:

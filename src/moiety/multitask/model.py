@@ -6,7 +6,8 @@
 
 Multi-gate mixture of experts (Ma et al. 2018); with sparse gates as in DSelect-k (Hazimeh et al.
 2021). Each expert is computed once for all tasks, and only where some gate has it active: in eval,
-and in training as soon as a gate is exactly zero on a plateau.
+and in training as soon as a gate is exactly zero on a plateau. In inference static gates are asked
+once, not in every call (see standing.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..experts import Experts, ModuleExperts
 from ..routing import Router, balance, build_router
 from .base import MultiTask, Outputs, Tower, evaluating
 from .gate_log import GateLog
+from .standing import Standing
 from .task import Task, check_tasks
 from .together import Decisions, can_join, decide_apart, decide_together, pays_off
 from .union import mix_weights
@@ -70,7 +72,7 @@ class MultiGate(MultiTask):
             options["k"] = k
         self.experts = experts
         routers = _routers(tasks, experts, router, options)
-        self.routers = nn.ModuleList(routers)
+        self.routers, self.standing = nn.ModuleList(routers), Standing()
         self.joined = isinstance(router, str) and len(routers) > 1 and can_join(routers)
         self.balance = [_weights(r, balance) for r in routers]
         varied = {name: w for name, w in (balance or {}).items() if isinstance(w, Tensor)}
@@ -91,14 +93,16 @@ class MultiGate(MultiTask):
                 f"the experts take {self.experts.dim} values an example, got {x_TD.shape[1]} "
                 f"(shape {list(x.shape)})"
             )
-        found = self._decide(x_TD)
+        also = self.buffers(recurse=False)
+        found, work = self.standing(self.routers, x_TD, self._decide, also)
         names = [task.name for task in self.tasks]
         outputs.routings = dict(zip(names, found.routings, strict=True))
         outputs.terms = dict(zip(names, found.terms, strict=True))
         if self.log is not None and self.training:
             self.log(x_TD, self.routers, found.weight_GTE, found.choice_GTE, self.joined)
         weight, choice = found.weight_GTE, found.choice_GTE
-        y_GTD = mix_weights(self.experts, x_TD, weight, choice, found.routings, self.backend)
+        routings = found.routings
+        y_GTD = mix_weights(self.experts, x_TD, weight, choice, routings, self.backend, work)
         return y_GTD.unbind(0)
 
     def _decide(self, x_TD: Tensor) -> Decisions:

@@ -1,10 +1,9 @@
 """`Standing`: what static gates decided, kept between calls while nothing they depend on changes.
 
 A static gate sees no example. In inference its decision is the same in every call, and asking for
-it again costs dozens of small operations and, on a GPU, a wait until the host knows whom to run.
-So without gradients and in eval mode it is asked once. It is asked anew after any other call, after
-`train()` or `eval()`, and when a parameter or buffer of a gate was changed or replaced. Torch does
-not say when values are changed through `.data`: call `eval()` after that.
+it again costs dozens of small operations. So without gradients and in eval mode it is asked once,
+and again when a number that it depends on is another. Its few numbers themselves are compared, and
+not torch's count of their changes, since changes through `.data` are not counted.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from .union import Work, can_look, find_work
 Found = tuple[Decisions, Work | None]
 
 
-class Standing(nn.Module):
-    """Keeps one decision; a module without parameters, so that `train()` and `eval()` reach it."""
+class Standing:
+    """Keeps one decision."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.key: tuple = ()
+        self.facts: tuple = ()
+        self.numbers: Tensor | None = None
         self.found: Found | None = None
 
-    def forward(
+    def __call__(
         self,
         routers: nn.ModuleList,
         x_TD: Tensor,
@@ -41,30 +40,18 @@ class Standing(nn.Module):
         also: tensors besides those of the routers that `decide` depends on.
         """
         if not _may_keep(routers, x_TD):
-            if self.found is not None:
-                self.drop()
             return decide(x_TD), None
-        key = (
-            x_TD.shape[0],
-            x_TD.dtype,
-            x_TD.device,
-            *_state([*routers.parameters(), *routers.buffers(), *also]),
-        )
-        if self.found is None or not _same(key, self.key):
+        plain = (_plain(router) for router in routers)
+        facts = (x_TD.shape[0], x_TD.dtype, x_TD.device, *plain)
+        numbers = _numbers([*routers.parameters(), *routers.buffers(), *also])
+        if self.found is None or facts != self.facts or not _equal(numbers, self.numbers):
             decisions = decide(x_TD)
             work = find_work(decisions.choice_GTE, decisions.routings)
-            self.key, self.found = key, (decisions, work)
+            self.facts, self.numbers, self.found = facts, numbers, (decisions, work)
         return self.found
 
-    def drop(self) -> None:
-        self.key, self.found = (), None
-
-    def train(self, mode: bool = True) -> Standing:
-        self.drop()
-        return super().train(mode)
-
     def __getstate__(self) -> dict[str, Any]:  # a copy or a file has no use for it
-        return {**self.__dict__, "key": (), "found": None}
+        return {"facts": (), "numbers": None, "found": None}
 
 
 def _may_keep(routers: nn.ModuleList, x_TD: Tensor) -> bool:
@@ -73,13 +60,15 @@ def _may_keep(routers: nn.ModuleList, x_TD: Tensor) -> bool:
     return all(r.static and not r.training and not r._forward_hooks for r in routers)
 
 
-def _state(tensors: Iterable[Tensor]) -> list[Any]:
-    """All that says whether tensors are the same as before."""
-    return [fact for t in tensors for fact in (t, t._version, t.data_ptr())]
+def _plain(router: nn.Module) -> tuple:
+    """The options of a router that are plain values."""
+    return tuple(v for v in vars(router).values() if isinstance(v, (bool, int, float, str)))
 
 
-def _same(key: tuple, other: tuple) -> bool:
-    """Equal, where tensors must be the very same ones: `==` would compare their values."""
-    pairs = zip(key, other, strict=False)
-    equal = (a is b if isinstance(a, Tensor) else a == b for a, b in pairs)
-    return len(key) == len(other) and all(equal)
+def _numbers(tensors: list[Tensor]) -> Tensor:
+    """All values as one tensor; a copy."""
+    return torch.cat([t.detach().flatten().double() for t in tensors])
+
+
+def _equal(a: Tensor, b: Tensor | None) -> bool:
+    return b is not None and a.device == b.device and torch.equal(a, b)

@@ -169,8 +169,9 @@ class DSelect(Router):
         """`[C]`: the code of each expert, then the orphans.
 
         Ranked: the best experts of the warm-up get the codes 0, 1, 2, …, which share their high
-        digits, so that a digit asks a question with an answer: better or worse experts? The order
-        stays as it is at the end of the warm-up, since no gradient reaches `warm` after it.
+        digits, so that a digit asks a question with an answer: better or worse experts? No gradient
+        reaches `warm` after the warm-up, so that the order stays, but for what an optimizer's
+        momentum still moves in the first steps, when all digits are near 1/2.
         """
         if self.warm is None or self.codes != "ranked":
             return self.code

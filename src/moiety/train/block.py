@@ -102,10 +102,11 @@ class Block:
         self.rates = rates.to(self.device)
         self.groups: list[Stacked] = []
         self.copies = torch.arange(len(seeds), device=self.device)
-        self.x, self.y = (t.to(self.device) for t in _lay_out(train))
+        self.x, self.y = _lay_out(train, self.device)
         # Where a copy's own examples begin.
         self.first_S = torch.arange(len(train)) * len(train[0])
         self.validation = validation
+        self.held = _lay_out(validation, self.device, torch.stack) if validation else []
         # The number of the step lies on the device, so that a captured step can count.
         self.step = torch.zeros(1, dtype=torch.long, device=self.device)
         dtype = next(iter(self.params.values())).dtype
@@ -234,14 +235,12 @@ class Block:
                 return self.plan.score(self._call(params, buffers, x), y)
 
         own = len(self.validation) > 1
-        data = zip(*(d.tensors for d in self.validation))
-        tensors = [torch.stack(each).to(self.device) if own else each[0] for each in data]
         many = torch.func.vmap(one, (0, 0, *(0 if own else None,) * 2))
         total = torch.zeros(len(self.seeds), dtype=torch.float64, device=self.device)
         modes = {part: part.training for part in self.model.modules()}
         self.model.eval()
         rows = self._rows_at_once()
-        for x, y in zip(*(t.to(self.device).split(rows, 1 if own else 0) for t in tensors)):
+        for x, y in zip(*(t.split(rows, 1 if own else 0) for t in self.held)):
             with _explained(self.base):
                 total += many(self.params, self.buffers, x, y) * y.shape[1 if own else 0]
         for part, training in modes.items():
@@ -305,11 +304,12 @@ def _routed(model: nn.Module) -> list[MoE]:
     return layers
 
 
-def _lay_out(data: list[TensorDataset]) -> list[Tensor]:
-    """Inputs and targets; those of several data sets one after the other."""
-    if len(data) == 1:
-        return list(data[0].tensors)
-    return [torch.cat(each) for each in zip(*(d.tensors for d in data))]
+def _lay_out(
+    data: list[TensorDataset], device: torch.device, join: Callable[..., Tensor] = torch.cat
+) -> list[Tensor]:
+    """Inputs and targets on the device; those of several data sets one after the other."""
+    each = [[t.to(device) for t in d.tensors] for d in data]
+    return each[0] if len(each) == 1 else [join(parts) for parts in zip(*each)]
 
 
 def _stack(models: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

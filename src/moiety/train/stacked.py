@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-ALIGN = 8
+ALIGN, MANY = 8, 32
 
 
 def column(number_S: Tensor, like: Tensor) -> Tensor:
@@ -85,6 +85,7 @@ class Stacked:
         _, moments, self.update = OPTIMIZERS[optimizer]
         self.flat, self.params = _side_by_side(params)
         self.grad, self.slots = _side_by_side(params)
+        self.zeros = self.flat.new_zeros(len(self.flat), ALIGN)
         self.moments = [torch.zeros_like(self.flat) for _ in range(moments)]
         for name, p in params.items():
             self.params[name].copy_(p.detach())
@@ -92,6 +93,10 @@ class Stacked:
 
     def take(self, grads: dict[str, Tensor]) -> Tensor:
         """The gradients `[S, …]` of the parameters as one tensor `[S, P]`."""
+        if self.grad.is_cuda and len(self.slots) > MANY:  # a few launches instead of one for each
+            each = [grads[name].flatten(1) for name in self.slots]
+            gaps = [self.zeros[:, : -t.shape[1] % ALIGN] for t in each]
+            return torch.cat([part for pair in zip(each, gaps) for part in pair], 1, out=self.grad)
         for name, slot in self.slots.items():
             slot.copy_(grads[name])
         return self.grad

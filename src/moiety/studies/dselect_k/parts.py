@@ -81,7 +81,7 @@ def bottom(dim: int, width: int, dropout: float = 0.0) -> nn.Sequential:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, x: Tensor, batch: int = 2048) -> dict[str, Tensor]:
+def predict(model: nn.Module, x: Tensor, batch: int = 8192) -> dict[str, Tensor]:
     """The outputs by task, in eval mode, for more examples than may fit at once."""
     device = next(model.parameters()).device
     with evaluating(model):
