@@ -7,6 +7,7 @@ gated:  y = W_out (act(W_gate x) · W_up x) + b_out, with W_in = [W_gate; W_up] 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn

@@ -7,9 +7,9 @@
 
 The settings of a run name its gate (see `gate`) and its length, "epochs" or "steps"; a run of the
 search trains a quarter of it. Copies in one call of `fit_many` differ in seed and in the settings
-of `BATCHED`; runs that differ in others, such as k, go to calls of their own. With "copies", as at
-the smoke scale, so many of a block are trained, and the others, which nobody asked for, have no
-metrics.
+of `BATCHED`; runs that differ in others, such as k, go to calls of their own. At scales with fewer
+seeds than a block holds, "copies" is their number: the others, which nobody asked for, are not
+trained and have no metrics.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ __all__ = [
     "measure",
     "not_binary",
     "on_page",
+    "share_exact",
     "steps_of",
     "train_block",
 ]
@@ -153,7 +154,7 @@ def train_block(runs: Sequence[Running], make: Make, data: Data, **words: Any) -
     What comes back is in the order of `runs`.
     """
     recipe, groups = Recipe(make=make, data=data, **words), dict[str, list[int]]()
-    wanted = runs[: runs[0].settings.get("copies", len(runs))]
+    wanted = runs[: runs[0].settings.get("copies")] if on_page(runs[0]) else runs
     for i, run in enumerate(wanted):
         groups.setdefault(_shape_of(run.settings), []).append(i)
     found: dict[int, Done] = {}

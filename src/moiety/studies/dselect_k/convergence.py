@@ -204,7 +204,8 @@ def cheaper(problem: str) -> Claim:
 
 
 def scale(name: str, seeds: int) -> Scale:
-    return Scale(seeds, {"sizes": {key: p.sizes(name) for key, p in PROBLEMS.items()}})
+    settings = {"sizes": {key: problem.sizes(name) for key, problem in PROBLEMS.items()}}
+    return Scale(seeds, settings if name == "full" else {**settings, "copies": seeds})
 
 
 study = Study(
@@ -216,7 +217,7 @@ study = Study(
     block=50,
     arms=ARMS,
     metrics=METRICS,
-    scales={"smoke": scale("smoke", 2), "small": scale("small", 50), "full": scale("full", 50)},
+    scales={"smoke": scale("smoke", 2), "small": scale("small", 10), "full": scale("full", 50)},
     claims=[
         greater(
             "dselect-k-static, movielens",

@@ -22,7 +22,7 @@ from ...data.problem import Split
 from ...data.synthetic import Recovery, expert_recovery
 from ...experts import FeedForward
 from ...lab.claims import Claim, equivalent, greater
-from ...lab.study import Metric, Metrics, Running, Scale, Settings, Study
+from ...lab.study import Metric, Metrics, Running, Scale, Study
 from ...lab.tuning import Choice, Search
 from ...multitask import MultiGate, Task, Trajectory, pack, packed_loss, task_metrics
 from ...multitask.base import evaluating
@@ -30,13 +30,13 @@ from .common import (
     AT_MOST_K,
     PAPER,
     Done,
-    allowed,
     draw_curve,
     experts_used,
     gate,
     gate_facts,
     not_binary,
     on_page,
+    share_exact,
     train_block,
 )
 
@@ -141,16 +141,9 @@ def tell(run: Running, done: Done, *, first: bool) -> Metrics:
         "accuracy": task_metrics(TASK, outputs[TASK.name], y)["accuracy"],
         "jumps": Trajectory.of(done.model).jumps()[TASK.name],
         "selected": run.extra["selected"],
-        "binary": exact(routings, run.settings),
+        "binary": float(share_exact(routings, TRUE)) if "codes" in run.settings else None,
         "validation loss": done.score,
     }
-
-
-def exact(routings: Any, settings: Settings) -> float | None:
-    """1 if all selectors are binary, 0 if not; None for gates without."""
-    if settings["gate"] != "dselect-k-static":
-        return None
-    return float(allowed({**settings, "rule": None}, routings))
 
 
 METRICS = {
@@ -186,9 +179,9 @@ study = Study(
         rule=not_binary,
     ),
     scales={
-        "smoke": Scale(seeds=2, settings={"steps": 8, "counts": [256, 64, 64], "copies": 2}),
-        "small": Scale(seeds=50, settings={"steps": 1000, "counts": [10_000, 2_000, 2_000]}),
-        "full": Scale(seeds=50, settings={"steps": 4000, "counts": [10_000, 10_000, 10_000]}),
+        "smoke": Scale(2, {"steps": 8, "counts": [256, 64, 64], "copies": 2}),
+        "small": Scale(10, {"steps": 1000, "counts": [10_000, 2_000, 2_000], "copies": 10}),
+        "full": Scale(50, {"steps": 4000, "counts": [10_000, 10_000, 10_000]}),
     },
     claims=[
         greater(
