@@ -133,9 +133,14 @@ def test_the_rule_discards_by_gate(name, reason):
 
 def test_the_rule_sees_what_gates_do():
     width = {"width": 1.0, "entropy": 0.1, "k": 2}
+    loose = {"gate": "dselect-k-static", **width, "rule": common.AT_MOST_K}
     for settings, change, says in [
         ({"gate": "dselect-k-static", **width}, lambda r: r.z.fill_(9.0), True),
         ({"gate": "dselect-k-static", **width}, lambda r: r.z.zero_(), False),
+        # One digit of each selector hovers, between the same two experts.
+        ({"gate": "dselect-k-static", **width}, lambda r: r.z.fill_(9.0)[:, 0].zero_(), False),
+        (loose, lambda r: r.z.fill_(9.0)[:, 0].zero_(), True),
+        (loose, lambda r: r.z.zero_(), False),
         ({"gate": "dselect-k-static", **width, "warm": 1.0}, lambda r: r.z.fill_(9.0), False),
         ({"gate": "dselect-k", **width}, lambda r: r.z_bias.fill_(9.0), True),
         ({"gate": "dselect-k", **width}, lambda r: r.z_bias.zero_(), False),

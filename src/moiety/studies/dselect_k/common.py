@@ -41,6 +41,7 @@ from .facts import (
     look,
     not_binary,
     on_page,
+    share_exact,
 )
 
 __all__ = [
