@@ -275,8 +275,8 @@ study = Study(
         "every seed draws a problem of its own, the same for all gates and, as far as it goes, all "
         "sizes; the paper draws one",
         "a DSelect-k gate counts if tasks use at most four experts on average; the paper wants "
-        "every selector binary, which in a search of short runs one of up to 512 selectors would undo: "
-        "the metric `binary` tells in how many tasks they are",
+        "every selector binary, which in a short run one of up to 512 would undo: the metric "
+        "`binary` tells in how many tasks they are",
         "sparsity weights of the Gumbel gate from the grid of MovieLens: none are given here",
     ],
     notes=[
