@@ -86,6 +86,19 @@ def test_one_command_from_a_table_to_a_page(moiety, table, tmp_path):
     assert code == 2 and "holds a comparison of gates, not of routers" in error
 
 
+def test_rows_with_some_target_missing_are_kept(moiety, frame, tmp_path):
+    frame.loc[:29, "income"] = None
+    frame.loc[20:49, ["single", "hours"]] = None  # 20 to 29 have no target at all
+    frame.to_csv(tmp_path / "gaps.csv", index=False)
+    words = [*TARGETS, *TWO, "--out", tmp_path / "out"]
+    code, out, _ = moiety("compare", "gates", "--data", tmp_path / "gaps.csv", *words)
+    assert code == 0, out
+    assert "10 rows without a target were left out" in out and "table: 290 examples" in out
+    assert "income in 20, single in 20, hours in 20 of 290 rows" in out
+    result = read_json(tmp_path / "out" / "result.json")
+    assert not result["failures"] and result["arms"][1]["metrics"]["score"]["n"] == 2
+
+
 @pytest.mark.parametrize("form", ["tsv", "jsonl", "parquet"])
 def test_other_forms_of_table_in_a_dry_run(moiety, frame, tmp_path, form):
     path = tmp_path / f"people.{form}"

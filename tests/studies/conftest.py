@@ -9,9 +9,10 @@ from moiety.data.named import find
 
 DATA = Path(os.environ.get("MOIETY_DATA") or Path(__file__).parents[3] / "shared" / "data")
 NEEDS = {
-    "dselect-k/multi-mnist": "mnist",
-    "dselect-k/multi-fashion": "fashion-mnist",
-    "dselect-k/census": "census-income",
+    "dselect-k/multi-mnist": ["mnist"],
+    "dselect-k/multi-fashion": ["fashion-mnist"],
+    "dselect-k/census": ["census-income"],
+    "dselect-k/convergence": ["mnist", "fashion-mnist", "census-income"],
 }
 
 
@@ -20,8 +21,8 @@ def need():
     """A function that skips a test of a study whose data set is not here."""
 
     def check(name):
-        if name in NEEDS and find(NEEDS[name], DATA) is None:
-            pytest.skip(f"{NEEDS[name]} is not here: set MOIETY_DATA to the folder of data sets")
+        for missing in (data for data in NEEDS.get(name, ()) if find(data, DATA) is None):
+            pytest.skip(f"{missing} is not here: set MOIETY_DATA to the folder of data sets")
 
     return check
 

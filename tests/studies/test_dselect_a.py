@@ -233,7 +233,7 @@ def test_fewer_tasks_are_the_first_of_many_and_the_truth_has_no_error(tmp_path):
         synthetic.sets(many)[0].tensors[1][:, :16], synthetic.sets(few)[0].tensors[1]
     )
     problem = synthetic.multitask_regression(
-        128, 0, counts=few.settings["counts"], combine="convex"
+        128, common.FRESH + few.seed, counts=few.settings["counts"], combine="convex"
     )
     model = synthetic.build(few, 2)
     with torch.no_grad():

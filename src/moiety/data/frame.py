@@ -38,6 +38,7 @@ def from_frame(
     seed: int = 0,
     max_examples: int | None = None,
     leaks: Literal["drop", "keep"] = "drop",
+    missing: Literal["drop", "mask"] = "drop",
 ) -> Problem:
     """Work out a problem from a table; `given` is the split of each row, where there is one."""
     _check(frame, name)
@@ -45,7 +46,7 @@ def from_frame(
     frame, given = _split_column(frame, given)
     wanted = find_targets(targets, list(frame.columns), name)
     notes: list[str] = []
-    labels, kinds = settle_kinds(frame[list(wanted)], wanted, name, notes)
+    labels, kinds = settle_kinds(frame[list(wanted)], wanted, name, notes, missing)
     kept = np.isin(frame.index, labels.index)
     inputs = frame[kept].drop(columns=list(wanted))
     given = None if given is None else given[kept]

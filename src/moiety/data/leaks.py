@@ -43,9 +43,13 @@ def find_leaks(
     coded = {column: _levels(frame[column]) for column in frame}
     found = []
     for target, kind in kinds.items():
+        there = labels[target].notna().to_numpy()  # a label may be missing
+        if there.sum() < LEAST:
+            continue
         for column in frame:
             find = _of_number if kind == "number" else _of_classes
-            leak = find(column, target, coded[column], frame[column], labels[target])
+            values, known = frame[column][there], labels[target][there]
+            leak = find(column, target, coded[column][there], values, known)
             if leak is not None:
                 found.append(leak)
     return found

@@ -37,30 +37,34 @@ def load_problem(
     max_examples: int | None = None,
     image_size: int | None = None,
     leaks: Literal["drop", "keep"] = "drop",
+    missing: Literal["drop", "mask"] = "drop",
 ) -> Problem:
     """Load a built-in set, a table or a folder, and say in its notes what was worked out.
 
     `targets` are the columns to predict (a table without it must have one called label, target or
     class); "price:number" and "grade:classes" say what they are where the values do not. `seed`
     decides the split where none is given. Columns that give a target away exactly are left out of
-    the inputs, unless `leaks` is "keep"; suspicious ones stay. All are in `problem.leaks`.
+    the inputs, unless `leaks` is "keep"; suspicious ones stay. All are in `problem.leaks`. Rows of
+    a table that lack a target are left out; with `missing` "mask" only those that lack them all,
+    and the gaps are -100 (class ids) and NaN (numbers).
     """
     if leaks not in ("drop", "keep"):
         raise ValueError(f"leaks must be drop or keep, got {leaks!r}")
+    if missing not in ("drop", "mask"):
+        raise ValueError(f"missing must be drop or mask, got {missing!r}")
     if max_examples is not None and max_examples < 1:
         raise ValueError(f"max_examples must be at least 1, got {max_examples}")
     split: dict[str, Any] = {"seed": seed, "max_examples": max_examples}
+    table: dict[str, Any] = {"leaks": leaks, "missing": missing}
     path = Path(source).expanduser()
     if str(source) in NAMED:  # a file or folder of the same name is ./NAME
-        return load_named(str(source), targets=targets, data_dir=data_dir, leaks=leaks, **split)
+        return load_named(str(source), targets=targets, data_dir=data_dir, **table, **split)
     if path.is_dir() and not _split_tables(path):
         if targets or text:
             raise ValueError(f"{path.name} holds images by class: it has no columns to name")
         return from_folder(path.resolve(), image_size=image_size, **split)
     frame, given = _read(path)
-    return from_frame(
-        frame, path.name, targets=targets, text=text, given=given, leaks=leaks, **split
-    )
+    return from_frame(frame, path.name, targets=targets, text=text, given=given, **table, **split)
 
 
 def _read(path: Path) -> tuple[pandas.DataFrame, np.ndarray | None]:

@@ -104,6 +104,7 @@ def load_named(
     seed: int = 0,
     max_examples: int | None = None,
     leaks: Any = "drop",
+    missing: Any = "drop",
 ) -> Problem:
     """Load a built-in set."""
     named, found = known(name), find(name, data_dir)
@@ -123,7 +124,8 @@ def load_named(
         chosen = targets or raw.targets
         names = [*map(str.strip, chosen.split(","))] if isinstance(chosen, str) else chosen
         frame = raw.frame.drop(columns=[column for column in raw.made if column not in names])
-        problem = from_frame(frame, name, targets=names, text=raw.text, leaks=leaks, **split)
+        table = {"leaks": leaks, "missing": missing}
+        problem = from_frame(frame, name, targets=names, text=raw.text, **table, **split)
     if found is not None and found.layout.note:
         problem.notes.insert(1, f"note: {found.layout.note}")
     return problem

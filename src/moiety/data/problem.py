@@ -23,6 +23,7 @@ from typing import Literal
 from torch import Tensor
 
 Kind = Literal["image", "table", "text"]
+MISSING = -100  # a class id where a label is missing, as in `multitask`; a missing number is NaN
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Split:
     """Examples: tensors by name, or texts; and the targets, by name."""
 
     inputs: dict[str, Tensor]
-    targets: dict[str, Tensor]  # [N] int64 class ids, or [N] float32 standardised numbers
+    # [N] int64 class ids, or [N] float32 standardised numbers; masked gaps are MISSING and NaN
+    targets: dict[str, Tensor]
     texts: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:

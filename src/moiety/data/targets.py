@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .columns import LARGEST, has_structures
-from .problem import Target
+from .problem import MISSING, Target
 from .splits import Rows
 
 if TYPE_CHECKING:
@@ -57,24 +57,37 @@ def find_targets(
 
 
 def settle_kinds(
-    labels: pandas.DataFrame, wanted: dict[str, Kind | None], name: str, notes: list[str]
+    labels: pandas.DataFrame,
+    wanted: dict[str, Kind | None],
+    name: str,
+    notes: list[str],
+    missing: Literal["drop", "mask"] = "drop",
 ) -> tuple[pandas.DataFrame, dict[str, Kind]]:
-    """Rows that have all their targets, numbers as numbers and classes as words; and the kinds."""
-    missing = labels.isna().any(axis=1)
+    """Rows that have their targets, numbers as numbers and classes as words; and the kinds.
+
+    missing: "drop" leaves out rows that lack some target, "mask" those that lack all of them.
+    """
+    masked, most = missing == "mask", 0.5
+    gone = labels.isna().all(axis=1) if masked else labels.isna().any(axis=1)
     for column in labels:
         if has_structures(labels[column]):
             raise ValueError(
                 f"{name}: {column!r} holds lists; a target needs one value in each row"
             )
-        if labels[column].isna().mean() > 0.5:
+        share = labels[column].isna().mean()
+        if share == 1 or (share > most and not masked):
             raise ValueError(
                 f"{name}: {labels[column].isna().sum()} of {len(labels)} rows have no {column!r}; "
                 "fill that column, or predict another"
             )
-    if missing.any():
-        notes.append(f"targets: {missing.sum()} rows without a target were left out")
-        labels = labels[~missing]
-    kinds = {column: wanted[column] or _kind(labels[column], name) for column in labels}
+    if gone.any():
+        notes.append(f"targets: {gone.sum()} rows without a target were left out")
+        labels = labels[~gone]
+    gaps = {column: int(labels[column].isna().sum()) for column in labels}
+    if any(gaps.values()):
+        shown = ", ".join(f"{column} in {count}" for column, count in gaps.items() if count)
+        notes.append(f"missing targets: {shown} of {len(labels)} rows; masked, the rows are kept")
+    kinds = {column: wanted[column] or _kind(labels[column].dropna(), name) for column in labels}
     for column, kind in kinds.items():
         values = labels[column]
         labels = labels.assign(
@@ -105,7 +118,7 @@ def _numbers(values: pandas.Series, name: str) -> pandas.Series:
     import pandas
 
     numbers = pandas.to_numeric(values, errors="coerce").astype("float64")
-    bad = ~(numbers.abs() <= LARGEST)
+    bad = ~(numbers.abs() <= LARGEST) & values.notna()
     if bad.any():
         raise ValueError(
             f"{name}: {values.name!r} is not a finite number in {int(bad.sum())} rows, such as "
@@ -117,7 +130,7 @@ def _numbers(values: pandas.Series, name: str) -> pandas.Series:
 
 
 def _words(values: pandas.Series) -> np.ndarray:
-    """Classes as text: 1.0, as a column with a gap reads, is "1"."""
+    """Classes as text: 1.0, as a column with a gap reads, is "1"; a gap is no text."""
     import pandas
 
     def word(value: Any) -> str:
@@ -125,7 +138,8 @@ def _words(values: pandas.Series) -> np.ndarray:
         return str(int(value)) if whole else str(value).strip()
 
     codes, different = pandas.factorize(values)
-    return np.array([word(value) for value in different], dtype=object)[codes]
+    # The last one is where code −1, missing, looks.
+    return np.array([*(word(value) for value in different), None], dtype=object)[codes]
 
 
 def strata(labels: pandas.DataFrame, kinds: Kinds) -> np.ndarray:
@@ -138,7 +152,7 @@ def strata(labels: pandas.DataFrame, kinds: Kinds) -> np.ndarray:
         if kind == "number":
             parts = int(np.clip(len(values) // 10, 1, 10))
             values = pandas.qcut(values, parts, labels=False, duplicates="drop")
-        these = pandas.factorize(values)[0]
+        these = pandas.factorize(values)[0] + 1  # a missing one is 0
         codes = pandas.factorize(codes * (these.max() + 1) + these)[0]
     return codes
 
@@ -182,13 +196,16 @@ def encode(
         all_values = labels[column].to_numpy()
         if kind == "number":
             train = all_values[rows["train"]].astype(np.float64)
+            train = train[~np.isnan(train)]
+            if not len(train):
+                raise ValueError(f"{name}: no row of train has {column!r}; add rows that do")
             target = Target(column, kind, [], float(train.mean()), float(train.std()) or 1.0)
             coded = ((all_values.astype(np.float64) - target.mean) / target.std).astype(np.float32)
             notes.append(
                 f"{column}: a number, standardised (mean {target.mean:.4g}, std {target.std:.4g})"
             )
         else:
-            target = Target(column, kind, list(order) or _sorted(set(all_values[rows["train"]])))
+            target = Target(column, kind, list(order) or _sorted(_there(all_values[rows["train"]])))
             coded = _class_ids(all_values, target, rows, name)
             notes.append(f"{column}: {_counts(coded[rows['train']], target.classes)}")
         targets.append(target)
@@ -200,13 +217,18 @@ def encode(
 def _class_ids(words: np.ndarray, target: Target, rows: Rows, name: str) -> np.ndarray:
     ids = {word: id for id, word in enumerate(target.classes)}
     for split, these in rows.items():
-        unseen = _sorted(set(words[these]) - ids.keys())
+        unseen = _sorted(_there(words[these]) - ids.keys())
         if unseen:
             raise ValueError(
                 f"{name}: {split} has the class {unseen[0]!r} of {target.name}, which train lacks; "
                 "add training examples of it, or remove it"
             )
-    return np.array([ids.get(word, -1) for word in words], dtype=np.int64)
+    return np.array([ids.get(word, MISSING) for word in words], dtype=np.int64)
+
+
+def _there(words: np.ndarray) -> set[str]:
+    """The different classes, without the gaps."""
+    return {word for word in words if isinstance(word, str)}
 
 
 def _sorted(words: set[str]) -> list[str]:
@@ -219,7 +241,7 @@ def _sorted(words: set[str]) -> list[str]:
 
 
 def _counts(ids: np.ndarray, classes: list[str]) -> str:
-    counts = np.bincount(ids, minlength=len(classes))
+    counts = np.bincount(ids[ids >= 0], minlength=len(classes))
     shown = [f"{word} {count}" for word, count in zip(classes, counts)]
     if len(shown) > 12:
         shown = [*shown[:10], f"… ({counts.min()} to {counts.max()} each)"]

@@ -9,6 +9,7 @@ class MyRouter(Router):
 from __future__ import annotations
 
 import fnmatch
+import functools
 import inspect
 import typing
 from collections.abc import Callable
@@ -76,6 +77,7 @@ def unregister(name: str) -> None:
     _ROUTERS.pop(name)
 
 
+@functools.cache  # reading annotations takes longer than building a small router
 def options_of(cls: type[Router]) -> dict[str, Option]:
     """Read the options off a router's signature."""
     hints = typing.get_type_hints(cls.__init__, include_extras=True)

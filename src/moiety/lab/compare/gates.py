@@ -59,7 +59,7 @@ class GateComparison(Comparison):
     def of(cls, asked: Asking) -> GateComparison:
         """Read the table and make the tasks."""
         _refuse_other_data(asked.data)
-        problem = read_problem(asked)
+        problem = read_problem(asked, missing="mask")
         if problem.kind != "table":
             raise ValueError(_other_data(problem.name, problem.kind))
         if len(problem.targets) < 2:
@@ -128,7 +128,7 @@ def gate_maker(problem: Problem) -> Maker:
         f"categories embedded and joined with the numbers into rows of {DIM}; all experts "
         f"together {HIDDEN} wide, as is the shared bottom; a tower of width {TOWER} for each task. "
         f"DSelect-k's width falls to a hundredth in the first {SHARPEN:.0%} of the steps, so that "
-        "its gates become binary whatever the budget"
+        "most of its gates become binary within any budget"
     )
     return Maker("tasks", build, LR, BATCH, reader=None, upcycled=False, about=about)
 
