@@ -16,6 +16,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -58,6 +59,10 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
     return path
 
 
+# A list of plain values, which takes one line; a string has no line breaks, so none is touched.
+NUMBERS = re.compile(r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]")
+
+
 def write_json(path: str | os.PathLike[str], value: Any) -> Path:
     """Write `value` as readable JSON in one step; what JSON cannot hold raises before any write.
 
@@ -65,6 +70,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> Path:
     """
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        text = NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
         # A lone surrogate passes through JSON and fails only as bytes.
         data = f"{text}\n".encode()
     except (TypeError, ValueError) as error:

@@ -69,7 +69,7 @@ class GateLog(nn.Module):
 
     def steps(self) -> list[int]:
         """The training calls, from 0, that left a point."""
-        return [s for s in range(0, self.points * self.every, self.every) if s < int(self.seen)]
+        return list(range(0, min(self.points * self.every, int(self.seen)), self.every))
 
     def weights(self) -> Tensor:
         """`[P, G, E]`: the gates at `steps()`."""

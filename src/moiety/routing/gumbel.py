@@ -82,7 +82,8 @@ class Gumbel(StaticRouter):
             active=None if self.training else (logit_E > 0)[None],
             probs=(share_E * logit_E.sigmoid())[None],
             scores=logit_E[None],
-            penalties={"sparsity": F.logsigmoid(logit_E).sum()},
+            # log p; `logsigmoid` fails on a GPU in a vmap inside another.
+            penalties={"sparsity": -F.softplus(-logit_E).sum()},
         )
 
     def toss(self, logit_E: Tensor) -> Tensor:
