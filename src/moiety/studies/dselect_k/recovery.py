@@ -59,10 +59,11 @@ GATES: dict[str, dict[str, Any]] = {
     "gumbel-static": {"gate": "gumbel-static"},
 }
 RANGES = {"width": Choice([5.0, 10.0, 15.0]), "entropy": Choice([0.001, 0.005, 0.01, 0.1])}
+STRONG = {**RANGES, "entropy": Choice([0.01, 0.1, 0.3, 1.0])}  # weaker ones leave none binary
 WARM = {"warm": Choice([0.1, 0.3])}  # share of the steps in which a softmax is the gate
 SPACES: dict[str, dict[str, Choice]] = {
-    "dselect-k exact": RANGES,
-    "dselect-k exact ranked": RANGES | WARM,
+    "dselect-k exact": STRONG,
+    "dselect-k exact ranked": STRONG | WARM,
     "dselect-k natural": RANGES,
     "dselect-k random": RANGES,
     "dselect-k warmed": RANGES | WARM,
@@ -272,7 +273,8 @@ study = Study(
         "the logistic unit is trained with the gate: the paper does not say whether its is",
         "every seed draws a problem of its own; the paper shows one",
         "widths and entropy weights from the grid of the paper's other synthetic problem (C.1); "
-        "for this one it names learning rates only; Gumbel's sparsity from that of MovieLens",
+        "for this one it names learning rates only; stronger entropy where selectors must be "
+        "binary; Gumbel's sparsity from that of MovieLens",
         "the paper's rule, by which a solution counts if each selector is binary, holds for the "
         "arms named exact. For the others at most four experts must be at work: the truth is the "
         "even mixture of four, which selectors that hover between those four express; `binary` "
