@@ -1,6 +1,8 @@
 """`moiety report`: the page again from result.json, and mistakes in one sentence."""
 
 import json
+import shutil
+from pathlib import Path
 
 import studied
 
@@ -37,3 +39,10 @@ def test_a_damaged_result_is_named_and_the_old_page_stays(moiety, tmp_path):
     code, _, err = moiety("report", tmp_path)
     assert code == 2 and "schema 1" in err
     assert (tmp_path / "report.html").read_text() == "old"
+
+
+def test_the_page_of_a_result_file(moiety, tmp_path):
+    result = Path(__file__).parents[2] / "results" / "lab-routers.json"
+    copied = shutil.copy(result, tmp_path)
+    assert moiety("report", copied)[0] == 0
+    assert "Routers" in (tmp_path / "lab-routers.html").read_text()
