@@ -294,6 +294,7 @@ def test_numbers_are_written_as_people_read_them(written, text):
         ("greater", "reversed", -1.0, "a is worse than b by more than"),
         ("greater", "negligible", 0.0, "a and b differ by less than"),
         ("greater", "undecided", 0.5, "These seeds do not tell whether a is better"),
+        ("greater", "undecided", -0.6, "a is not better than b; how much worse it is, these seeds"),
         ("equivalent", "holds", 0.0, "a and b differ by less than"),
         ("equivalent", "reversed", 1.0, "a is better than b by more than"),
         ("equivalent", "reversed", -1.0, "a is worse than b by more than"),
@@ -301,7 +302,7 @@ def test_numbers_are_written_as_people_read_them(written, text):
     ],
 )
 def test_a_verdict_is_a_sentence(kind, word, effect, start):
-    verdict = {"word": word, "effect": effect, "interval": [0, 1]}
+    verdict = {"word": word, "effect": effect, "interval": [effect - 0.5, effect + 0.5]}
     claim = {"kind": kind, "a": "a", "b": "b", "margin": 0.5, "verdict": verdict}
     assert sentence(claim, ".2f").startswith(start)
 

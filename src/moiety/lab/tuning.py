@@ -141,11 +141,11 @@ class Tuner:
     def account(self, store: Store) -> dict[str, Any]:
         """What was tried, discarded and chosen, and the best value after 1, 2, … settings."""
         records, search = _ended(store), self.search
-        own = {
-            f"{name} ({arm})": text
-            for arm in self.arms
-            for name, text in _texts(search.spaces.get(arm, {})).items()
-        }
+        alike: dict[tuple[str, str], list[str]] = {}
+        for arm in self.arms:
+            for setting in _texts(search.spaces.get(arm, {})).items():
+                alike.setdefault(setting, []).append(arm)
+        own = {f"{name} ({_some(arms)})": text for (name, text), arms in alike.items()}
         return {
             "trials": self.count,
             "seeds": search.seeds,
@@ -245,6 +245,13 @@ def without_settings(account: Mapping[str, Any] | None) -> dict[str, str]:
     """Why they are not measured, for the arms all of whose settings a search discarded."""
     arms = account["arms"] if account else {}
     return {arm: found["failure"] for arm, found in arms.items() if "failure" in found}
+
+
+def _some(arms: Sequence[str], most: int = 3) -> str:
+    """Arms by name, or the first of many."""
+    if len(arms) <= most:
+        return ", ".join(arms)
+    return f"{arms[0]} and {len(arms) - 1} others"
 
 
 def _texts(space: Mapping[str, Range]) -> dict[str, str]:

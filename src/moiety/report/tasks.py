@@ -132,8 +132,9 @@ def likeness_table(name: str, found: Likeness) -> dict[str, Any]:
 
 
 def similarity(result: Mapping[str, Any]) -> list[Figure]:
-    """A heat-map for each arm: tasks down and across."""
-    return [_heat(arm, found) for arm, found in (result.get("similarity") or {}).items()]
+    """A heat-map for each arm with several tasks: tasks down and across."""
+    arms = (result.get("similarity") or {}).items()
+    return [_heat(arm, found) for arm, found in arms if len(found["tasks"]) > 1]
 
 
 def _heat(arm: str, found: Likeness) -> Figure:

@@ -103,6 +103,8 @@ def sentence(claim: Mapping[str, Any], form: str) -> str:
         return f"{a} and {b} share fewer than two seeds: nothing can be said."
     worse = f"{a} is worse than {b} by more than {margin}."
     if verdict["word"] == "undecided":
+        if claim["kind"] == "greater" and verdict["interval"][1] < 0:
+            return f"{a} is not better than {b}; how much worse it is, these seeds do not tell."
         return f"These seeds do not tell whether {better if claim['kind'] == 'greater' else same}."
     if claim["kind"] == "equivalent" and verdict["word"] == "reversed":
         return f"{better}." if verdict["effect"] > 0 else worse

@@ -153,9 +153,12 @@ def _of_gates(
         }
         for i, task in enumerate(tasks[:SHOWN])
     }
-    some = slice(None, None, math.ceil(len(tasks) / PICTURED))
-    alike = [_rounded(row, 3) for row in cosine_matrix(weight_GE[some])]
-    return {**facts, "gates": gates, "similarity": {"tasks": tasks[some], "values": alike}}
+    facts["gates"] = gates
+    if len(tasks) > 1:
+        some = slice(None, None, math.ceil(len(tasks) / PICTURED))
+        alike = [_rounded(row, 3) for row in cosine_matrix(weight_GE[some])]
+        facts["similarity"] = {"tasks": tasks[some], "values": alike}
+    return facts
 
 
 def trajectories(model: MultiGate) -> dict[str, Any]:
