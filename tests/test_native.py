@@ -327,6 +327,19 @@ def test_replay_of_another_input_keeps_the_choice(make):
         assert torch.allclose(now.dense()[real], live * scale, atol=1e-5)
 
 
+@pytest.mark.parametrize("make", GATES)
+def test_replay_of_another_input_with_the_recorded_weights(make):
+    model = spread(make)
+    with watch(model, keep="choice") as routes:
+        run(model)
+    with watch(model, keep="all") as seen, replay(model, routes, weights=True):
+        run(model, ids=IDS.flip(0, 1))
+    for name in routes.layers:
+        (was,), (now,) = routes[name], seen[name]
+        real = was.mask if was.mask is not None else torch.ones(was.tokens, dtype=torch.bool)
+        assert torch.allclose(now.dense()[real], was.dense()[real], atol=1e-6)
+
+
 def test_replayed_mixtral_by_hand():
     model = spread(mixtral)
     block = model.model.layers[0].mlp

@@ -361,6 +361,21 @@ def test_replayed_weights_by_hand():
     assert float(r.weight) == pytest.approx(float(x.flip(1).softmax(-1)[0, 0]))
 
 
+def test_frozen_weights_are_the_recorded_ones_and_carry_no_gradient():
+    layer = steered()
+    x = torch.tensor([[2.0, 1.0, 0.0, 0.0]])
+    with watch(layer, keep="all") as routes:
+        layer(x)
+    with replay(layer, routes, weights=True), watch(layer, keep="all") as seen:
+        layer(x.flip(1)).sum().backward()
+    (was,), (now,) = routes["moe"], seen["moe"]
+    assert now.index.tolist() == [[0]]
+    assert torch.equal(now.weight, was.weight)
+    assert not now.weight.requires_grad
+    assert torch.allclose(now.gate, x.flip(1).softmax(-1))  # what it would be is still seen
+    assert layer.router.weight.grad is None or not layer.router.weight.grad.any()
+
+
 @pytest.mark.parametrize("name", moiety.list_routers())
 def test_replay_of_every_router(name):
     layer = MoE(name, dim=D, hidden=F, experts=4, balance={}).eval()
@@ -372,6 +387,9 @@ def test_replay_of_every_router(name):
     with replay(layer, routes):
         y = layer(x + 0.5)
     assert torch.isfinite(y).all()
+    with replay(layer, routes, weights=True), watch(layer, keep="choice") as again:
+        layer(x + 0.5)
+    assert torch.equal(again["moe"][0].dense(), routes["moe"][0].dense())
 
 
 def test_replay_errors():

@@ -85,7 +85,7 @@ class MoE(nn.Module):
         self.balance = _balance(router, balance)
         self._check()
         self._watchers: tuple[tuple[str, Recorder], ...] = ()
-        self._replayed: list[Routing] | None = None
+        self._replayed: Replayed | None = None
         self._warned = False
 
     def _check(self) -> None:
@@ -159,7 +159,7 @@ class MoE(nn.Module):
             mask = mask.bool()
         routing = self.router(x_TD, mask, ids, group)
         if self._replayed is not None:
-            return keep_real(routing.chosen_by(next_choice(self._replayed)), mask)
+            return keep_real(self._replayed.take(self._replayed.next(), routing), mask)
         if self.capacity_factor is not None:
             routing = capacity.limit(
                 routing,
@@ -286,8 +286,20 @@ def _flat(t: Tensor | None, lead: Sequence[int], word: str) -> Tensor | None:
     return t.reshape(-1)
 
 
-def next_choice(recorded: list[Routing]) -> Routing:
-    """Take the next of a layer's recorded decisions."""
-    if not recorded:
-        raise ValueError("the layer was called more often than its routes were recorded")
-    return recorded.pop(0)
+class Replayed:
+    """The recorded decisions of a layer, to be taken again in order; with or without weights."""
+
+    def __init__(self, choices: Sequence[Routing], weights: bool = False) -> None:
+        self.choices, self.weights = list(choices), weights
+
+    def next(self) -> Routing:
+        if not self.choices:
+            raise ValueError("the layer was called more often than its routes were recorded")
+        return self.choices.pop(0)
+
+    def take(self, recorded: Routing, live: Routing) -> Routing:
+        """The live decision with the recorded choice, and with its weights if they are frozen."""
+        if not self.weights:
+            return live.chosen_by(recorded)
+        # A decision without a gate of its own leaves the recorded weights.
+        return live.replace(gate=None).chosen_by(recorded.detach()).replace(gate=live.gate)

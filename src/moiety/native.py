@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from .gates import GATES, Rule, find_rule, tells
-from .moe import MoE, next_choice
+from .moe import MoE, Replayed
 from .routing import Routing
 from .routing.base import recomputing
 from .tokens import Reader, Tokens
@@ -253,9 +253,9 @@ def _record(
 
 
 def substitute(
-    natives: Mapping[str, Native], recorded: Mapping[str, list[Routing]]
+    natives: Mapping[str, Native], recorded: Mapping[str, Replayed]
 ) -> contextlib.AbstractContextManager[None]:
-    """Make blocks repeat recorded choices, in order."""
+    """Make blocks repeat recorded decisions, in order."""
     handles: list[RemovableHandle] = []
     for name in natives.keys() & recorded.keys():
         block = natives[name]
@@ -268,17 +268,17 @@ def substitute(
 
 
 def _repeat(
-    block: Native, choices: list[Routing], module: nn.Module, args: tuple, kwargs: dict
+    block: Native, replayed: Replayed, module: nn.Module, args: tuple, kwargs: dict
 ) -> tuple[tuple, dict[str, Any]]:
     if recomputing():
         raise ValueError("gradient checkpointing repeats calls: switch it off while you replay")
-    live, recorded = block.routing(args, kwargs, Tokens()), next_choice(choices)
+    live, recorded = block.routing(args, kwargs, Tokens()), replayed.next()
     if recorded.index.shape != live.index.shape:
         raise ValueError(
             f"a choice of shape {list(recorded.index.shape)} cannot be taken in {block.path}, "
             f"which chooses {list(live.index.shape)}"
         )
-    chosen = live.chosen_by(recorded)
+    chosen = replayed.take(recorded, live)
     if recorded.mask is not None:  # what padding did was not kept
         real = recorded.mask[:, None]
         active = torch.where(real, chosen.used(), live.used())

@@ -7,7 +7,7 @@ routes.summary()                    # per layer: load, entropy, dead experts, dr
 with moiety.watch(model, keep="choice") as routes:
     model(x)
 with moiety.replay(model, routes):
-    model(x + noise)                # recorded choices, live weights
+    model(x + noise)                # recorded choices, live weights (weights=True: recorded ones)
 
 The MoE layers that come with `transformers` are seen as well (see `native`). Their models add
 their own balance losses, so that `routes.loss()` is zero there.
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from . import native
-from .moe import MoE
+from .moe import MoE, Replayed
 from .record import LayerSummary, Record, choice_alone, make_record, summarise, total
 from .routing import Routing
 from .routing.base import keep_real
@@ -189,17 +189,18 @@ def _warn_uncollected(terms: list) -> None:
 
 
 @contextlib.contextmanager
-def replay(model: nn.Module, routes: Routes) -> Iterator[None]:
-    """Repeat recorded choices, call by call, with live weights.
+def replay(model: nn.Module, routes: Routes, *, weights: bool = False) -> Iterator[None]:
+    """Repeat recorded choices, call by call, with live weights, or with the recorded ones as well.
 
-    In native layers padding chooses for itself, and a gate that is none of the known ones (see
+    weights: freeze the combine weights too, so that nothing of the live routers is left. In native
+    layers padding chooses for itself, and a gate that is none of the known ones (see
     `native`) leaves the recorded weights.
     """
     layers, natives = _find(model)
     missing = [name for name in routes.layers if name not in layers and name not in natives]
     if missing:
         raise ValueError(f"routes were recorded on other layers: {', '.join(missing)}")
-    recorded = {name: list(routes[name]) for name in routes.layers}
+    recorded = {name: Replayed(routes[name], weights) for name in routes.layers}
     ours = [name for name in recorded if name in layers]
     for name in ours:
         layers[name]._replayed = recorded[name]
