@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 from moiety import build_router
 from moiety.multitask import MultiGate, packed_loss
 from moiety.multitask.together import decide_apart, decide_together
+from moiety.routing import dselect
 from moiety.train import fit_many
 
 SEEDS = [3, 3, 0]
@@ -60,7 +61,7 @@ def test_the_best_experts_of_the_warm_up_get_the_first_codes(name):
         routing = router(x)
         torch.testing.assert_close(routing.dense(), router.warm.softmax(0).expand(5, 6))
         assert routing.choice().all() and routing.penalties["entropy"] == 0
-    assert router.codes_now().tolist() == [2, 0, 4, 1, 3, 5, 6, 7]
+    assert router.codes_at(router.calls).tolist() == [2, 0, 4, 1, 3, 5, 6, 7]
     routing = router(x)
     assert routing.penalties["entropy"] > 0
     (slope,) = torch.autograd.grad(routing.dense().pow(2).sum(), router.warm)
@@ -71,6 +72,35 @@ def test_the_best_experts_of_the_warm_up_get_the_first_codes(name):
             parameter.zero_() if parameter is not router.warm else None
         z.copy_(torch.tensor([9.0, -9.0, -9.0]).repeat(2).view_as(z))
     assert router.eval()(x).dense().argmax(1).tolist() == [3] * 5
+
+
+def test_the_order_of_codes_outlives_what_weight_decay_does_to_the_warm_up(monkeypatch):
+    monkeypatch.setattr(dselect, "SETTLE", 3)
+    words = {"dim": 3, "experts": 8, "codes": "ranked", "warm_steps": 2}
+    router, x = build_router("dselect-k-static", **words), torch.randn(5, 3)
+    for _ in range(6):  # the warm-up, and until the order is settled
+        router(x)
+    order = router.codes_at(router.calls)
+    gate = router(x).dense()
+    with torch.no_grad():
+        router.warm.neg_()
+    torch.testing.assert_close(router(x).dense(), gate)
+    torch.testing.assert_close(router.eval()(x).dense(), gate)
+    other = build_router("dselect-k-static", **words)
+    other.load_state_dict(router.state_dict())
+    assert other.codes_at(other.calls).equal(order)
+
+
+def test_a_run_resumed_within_the_warm_up_goes_on_as_if_it_had_not_stopped():
+    words = {"dim": 3, "experts": 8, "codes": "ranked", "warm_steps": 4}
+    whole, x = build_router("dselect-k-static", **words), torch.randn(5, 3)
+    for _ in range(2):
+        whole(x)
+    resumed = build_router("dselect-k-static", **words)
+    resumed.load_state_dict(whole.state_dict())
+    for _ in range(4):
+        torch.testing.assert_close(resumed(x).dense(), whole(x).dense())
+    assert not whole(x).dense().allclose(whole.warm.softmax(0))
 
 
 def test_ranked_codes_need_a_warm_up():

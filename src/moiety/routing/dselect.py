@@ -59,12 +59,16 @@ Slots = Annotated[
 ]
 
 
+SETTLE = 100  # calls after a warm-up in which an optimizer's momentum may still move the order
+
+
 class DSelect(Router):
     """What both forms share: all but where α and z come from."""
 
     entropy = "sum"
     calls: Tensor
     code: Tensor
+    order: Tensor
 
     def __init__(
         self,
@@ -103,6 +107,8 @@ class DSelect(Router):
         self.register_buffer(
             "code", code_order(self.digits, seed or 0 if codes == "random" else None)
         )
+        if codes == "ranked":
+            self.register_buffer("order", self.code.clone())
         self.warm = nn.Parameter(torch.empty(experts)) if warm_steps else None
         self.make_parameters()
         self.reset_parameters()
@@ -143,7 +149,7 @@ class DSelect(Router):
         alpha_TK, z_TKM = self.logits(x_TD)
         r_TKC = selector(*digits(z_TKM, self.width_at(step, z_TKM.dtype)))
         if self.codes != "natural":
-            r_TKC = r_TKC.gather(-1, self.codes_now().expand(r_TKC.shape))
+            r_TKC = r_TKC.gather(-1, self.codes_at(step).expand(r_TKC.shape))
         r_TKE = r_TKC[..., : self.experts]
         gate_TE = (alpha_TK.softmax(-1)[..., None] * r_TKE).sum(1)  # (6)
         # A softmax that underflows also makes a zero, but only a plateau makes a dead one.
@@ -165,18 +171,22 @@ class DSelect(Router):
             return dense_routing(gate_TE, **fields)
         return keep_largest(self.slots, gate_TE, mask, **fields)
 
-    def codes_now(self) -> Tensor:
+    def codes_at(self, step: Tensor) -> Tensor:
         """`[C]`: the code of each expert, then the orphans.
 
         Ranked: the best experts of the warm-up get the codes 0, 1, 2, …, which share their high
         digits, so that a digit asks a question with an answer: better or worse experts? No gradient
-        reaches `warm` after the warm-up, so that the order stays, but for what an optimizer's
-        momentum still moves in the first steps, when all digits are near 1/2.
+        reaches `warm` after the warm-up, but weight decay does, which under Adam would shuffle it:
+        the order is kept in a buffer, and soon stays.
         """
         if self.warm is None or self.codes != "ranked":
             return self.code
         rank_E = self.warm.detach().argsort(descending=True, stable=True).argsort()
-        return torch.cat([rank_E, self.code[self.experts :]])
+        rank_C = torch.cat([rank_E, self.code[self.experts :]])
+        order_C = torch.where(step <= self.warm_steps + SETTLE, rank_C, self.order)
+        if self.training:
+            self.order.copy_(order_C)
+        return order_C
 
     def penalties(self, r_TKC: Tensor, mask: Tensor | None, step: Tensor) -> dict[str, Tensor]:
         """Ω over the experts' codes, and the mass on orphan codes; padding never counts."""
