@@ -1,0 +1,1 @@
+"""What an attacker can do to a model, and through which door."""

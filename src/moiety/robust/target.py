@@ -1,0 +1,221 @@
+"""`Target`: a model as an attacker sees it: an input within bounds in, logits (and routes) out.
+
+target = Target(model, normalize=((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+with target.at_rest():              # eval mode, no gradients of parameters; left as it was found
+    logits = target(x).logits       # [B, C]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..watch import Routes, watch
+
+Normalize: TypeAlias = (
+    tuple[float | Sequence[float], float | Sequence[float]] | Callable[[Tensor], Tensor] | None
+)
+Bounds: TypeAlias = tuple[float, float] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What one forward pass showed: logits `[B, C]` and, where asked for, the routes."""
+
+    logits: Tensor
+    routes: Routes | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A model to attack.
+
+    normalize  (mean, std), numbers or one a channel, or a function of x: applied inside, so that
+               eps and bounds speak of x itself
+    call       (model, x) -> logits, where the model is not called with x alone; by default x goes
+               to `pixel_values`, `inputs_embeds` or the first argument, by the model's signature
+    watch      None, "choice" or "all" (with gradients): the routes that `Seen` carries
+    """
+
+    model: nn.Module
+    _: dataclasses.KW_ONLY
+    normalize: Normalize = None
+    call: Callable[[nn.Module, Tensor], Any] | None = None
+    watch: Literal["choice", "all"] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            found = type(self.model).__name__
+            raise ValueError(f"the model to attack must be a torch module, got {found}")
+        if self.watch not in (None, "choice", "all"):
+            raise ValueError(f'watch must be None, "choice" or "all", got {self.watch!r}')
+        pair = isinstance(self.normalize, (tuple, list)) and len(self.normalize) == 2
+        if self.normalize is not None and not callable(self.normalize) and not pair:
+            raise ValueError(f"normalize must be (mean, std) or a function, got {self.normalize!r}")
+
+    def __call__(self, x: Tensor) -> Seen:
+        x = self._normalized(x)
+        if self.watch is None:
+            return Seen(self._logits(x))
+        with watch(self.model, keep=self.watch) as routes:
+            logits = self._logits(x)
+        return Seen(logits, routes)
+
+    def watching(self, keep: Literal["choice", "all"] | None) -> Target:
+        """The same target, seen with these routes."""
+        return dataclasses.replace(self, watch=keep)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the model is; None: it has no tensor."""
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return tensors[0].device if tensors else None
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        if callable(self.normalize):
+            x = self.normalize(x)
+        elif self.normalize is not None:
+            mean, std = (_per_channel(v, x) for v in self.normalize)
+            x = (x - mean) / std
+        own = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), x.dtype)
+        return x.to(own)  # a model in half precision is attacked with steps in full precision
+
+    def _logits(self, x: Tensor) -> Tensor:
+        given = self.call(self.model, x) if self.call else self._plain(x)
+        logits = getattr(given, "logits", given)
+        if isinstance(logits, (tuple, list)) and logits:
+            logits = logits[0]
+        if not isinstance(logits, Tensor):
+            raise ValueError(
+                f"the model returns {type(given).__name__}: give call=(model, x) -> logits [B, C]"
+            )
+        if logits.dim() == 3:  # of every position: the class is what follows the last one
+            logits = logits[:, -1]
+        if logits.dim() != 2 or logits.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"logits must be [{x.shape[0]}, classes], got {list(logits.shape)}: give "
+                "call=(model, x) -> logits"
+            )
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _plain(self, x: Tensor) -> Any:
+        names = inspect.signature(self.model.forward).parameters
+        word = next((w for w in ("pixel_values", "inputs_embeds") if w in names), None)
+        return self.model(x) if word is None else self.model(**{word: x})
+
+    # -- left as found -------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[Target]:
+        """Eval mode and parameters without gradients; the model and the RNG are put back after."""
+        modes = [(m, m.training) for m in self.model.modules()]
+        wanted = [(p, p.requires_grad) for p in self.model.parameters()]
+        buffers = [
+            (m, name, b, b.detach().clone())
+            for m in self.model.modules()
+            for name, b in m._buffers.items()
+            if b is not None
+        ]
+        gpus = {t.device for t in (*self.model.parameters(), *self.model.buffers()) if t.is_cuda}
+        try:
+            self.model.eval()
+            self.model.requires_grad_(False)
+            with torch.random.fork_rng(devices=list(gpus)), torch.inference_mode(False):
+                yield self
+        finally:
+            for module, training in modes:
+                module.training = training
+            for parameter, required in wanted:
+                parameter.requires_grad_(required)
+            with torch.no_grad():
+                for module, name, buffer, before in buffers:
+                    module._buffers[name] = buffer
+                    if not torch.equal(buffer, before):
+                        buffer.copy_(before)
+
+    # -- checks --------------------------------------------------------------------------------
+
+    def warn_training(self) -> None:
+        """Say in one sentence that a model in train mode is attacked in eval mode."""
+        if any(m.training for m in self.model.modules()):
+            warnings.warn(
+                "the model is in train mode: it is attacked in eval mode and left in train mode",
+                stacklevel=4,
+            )
+
+    def check_logits(self, logits: Tensor, y: Tensor) -> None:
+        """Raise unless these can be the logits of clean inputs with labels y."""
+        wrong = logits.isnan().any(-1)
+        if bool(wrong.any()):
+            raise ValueError(
+                f"the logits of {int(wrong.sum())} of {len(logits)} clean inputs are NaN: look at "
+                "the model's weights and at normalize"
+            )
+        if logits.shape[-1] > 1 and _probabilities(logits):
+            raise ValueError(
+                "the model returns probabilities (no value below 0, rows sum to 1): give logits, "
+                "as the gradient of a saturated softmax misleads every attack"
+            )
+        classes = logits.shape[-1]
+        if y.dim() == 1 and not bool(((y >= 0) & (y < classes)).all()):
+            raise ValueError(
+                f"labels must be from 0 to {classes - 1} (the model has {classes} classes), got "
+                f"{int(y.min())} to {int(y.max())}"
+            )
+        if y.dim() == 2 and y.shape[1] != classes:
+            raise ValueError(f"y has {y.shape[1]} columns and the model {classes} classes")
+
+
+def correct(logits: Tensor, y: Tensor) -> Tensor:
+    """`[B]` bool: whether the top class is the label, or one of the labels (`y` `[B, C]`)."""
+    top = logits.argmax(-1)
+    return top == y if y.dim() == 1 else y.gather(1, top[:, None])[:, 0] > 0
+
+
+def check_inputs(x: Tensor, y: Tensor, bounds: Bounds) -> None:
+    """Raise unless x are inputs within bounds and y one label each (or a row of 0 and 1)."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
+        found = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"x must be a float tensor [examples, ...], got {found}")
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError("x holds NaN or infinite values: leave those examples out")
+    if bounds is not None and x.numel():
+        low, high = float(x.min()), float(x.max())
+        if low < bounds[0] or high > bounds[1]:
+            raise ValueError(
+                f"x lies in [{low:.4g}, {high:.4g}], outside bounds {tuple(bounds)}: give x before "
+                "normalisation with normalize=(mean, std), or other bounds"
+            )
+    _check_labels(x, y)
+
+
+def _check_labels(x: Tensor, y: Tensor) -> None:
+    if not isinstance(y, Tensor):
+        raise ValueError(f"y must be a tensor of class ids, got {type(y).__name__}")
+    if y.dim() not in (1, 2) or len(y) != len(x):
+        raise ValueError(
+            f"y must hold one label for each of {len(x)} examples, got shape {list(y.shape)}"
+        )
+    if y.dim() == 1 and (y.is_floating_point() or y.dtype == torch.bool):
+        raise ValueError(f"y must hold whole numbers (class ids), got {y.dtype}: call y.long()")
+    if y.dim() == 2 and not bool(((y == 0) | (y == 1)).all()):
+        raise ValueError("y with a column for each class must hold 0 and 1 only")
+
+
+def _probabilities(logits: Tensor) -> bool:
+    sums = logits.sum(-1)
+    return bool((logits >= 0).all() & ((sums - 1).abs() < 1e-3).all())
+
+
+def _per_channel(value: float | Sequence[float], x: Tensor) -> Tensor:
+    """A number, or one for each channel: the second axis of x, of a table the columns."""
+    t = torch.as_tensor(value, dtype=x.dtype, device=x.device)
+    return t.view(-1, *[1] * (x.dim() - 2)) if t.dim() == 1 else t
