@@ -41,6 +41,7 @@ class Routes:
 
     def __init__(self, layers: list[str], keep: Keep) -> None:
         self.layers, self.keep = layers, keep
+        self.balance: dict[str, dict[str, float]] = {}  # the weights of the losses, by layer
         self.records: list[tuple[str, Record]] = []
         self._terms: list[tuple[str, dict[str, Tensor]]] = []
         self._collected: list[tuple[str, dict[str, Tensor]]] = []
@@ -161,6 +162,7 @@ def watch(model: nn.Module, keep: Keep = "load") -> Iterator[Routes]:
         raise ValueError(f'keep must be "load", "choice" or "all", got {keep!r}')
     layers, natives = _find(model)
     routes = Routes([*layers, *natives], keep)
+    routes.balance = {name: dict(layer.balance) for name, layer in layers.items()}
     for name, layer in layers.items():
         layer._watchers = (*layer._watchers, (name, routes))
     try:
