@@ -8,6 +8,7 @@ from samples import DIM, EXPERTS, feedforward
 from torch import nn
 
 import moiety
+import moiety.multitask
 from moiety.multitask.standing import Standing
 from moiety.multitask.together import decide_apart
 from moiety.multitask.union import mix, mix_weights
@@ -126,9 +127,37 @@ def test_gates_by_example_and_gates_that_are_listened_to_are_always_asked():
     gates = Gates()
     gates.routers[0].register_forward_hook(lambda *_: None)
     assert gates()[1] is None and gates()[1] is None and gates.asked == 2
+    gates = Gates()
+    gates.routers[1].register_forward_pre_hook(lambda *_: None)
+    assert gates()[1] is None and gates()[1] is None and gates.asked == 2
+
+
+def test_asked_anew_when_a_gate_of_another_kind_has_the_same_numbers():
+    gates, words = Gates("softmax-static"), {"dim": DIM, "experts": EXPERTS}
+    gates()
+    other = moiety.build_router("top-k-static", **words, k=2).eval()
+    other.load_state_dict(gates.routers[1].state_dict(), strict=False)
+    gates.routers[1] = other
+    assert (gates()[0].weight_GTE[1] > 0).sum() == 2
+
+
+def test_what_was_kept_in_inference_mode_is_not_used_outside_it():
+    gates = Gates()
+    with torch.inference_mode():
+        gates()
+    assert not gates()[0].weight_GTE.is_inference()
+
+
+def test_asked_anew_when_a_strength_was_set_by_hand():
+    tasks = [moiety.multitask.Task(name, "number") for name in "ab"]
+    model = moiety.multitask.MultiGate(tasks, feedforward(), router="dselect-k-static").eval()
+    with torch.no_grad():
+        before = model(X).terms["a"]["entropy"]
+        model.balance[0]["entropy"] *= 2
+        torch.testing.assert_close(model(X).terms["a"]["entropy"], 2 * before)
 
 
 def test_a_copy_starts_without():
     gates = Gates()
     gates()
-    assert gates.standing.found is not None and copy.deepcopy(gates.standing).found is None
+    assert gates.standing.kept is not None and copy.deepcopy(gates.standing).kept is None

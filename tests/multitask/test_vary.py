@@ -6,7 +6,7 @@ from samples import DIM, feedforward
 from test_many_tasks import ALIKE, alike_problem, same
 from torch.utils.data import TensorDataset
 
-from moiety import build_router
+from moiety import MoE, build_router
 from moiety.multitask import MultiGate, packed_loss
 from moiety.multitask.together import decide_apart, decide_together
 from moiety.routing import dselect
@@ -47,8 +47,20 @@ def test_a_number_as_a_tensor_is_a_buffer_that_is_not_saved():
     assert router.options == {"width": 2.0}
     with pytest.raises(ValueError, match="width must be a number, at least"):
         build_router("dselect-k-static", dim=4, experts=8, width=torch.tensor(-1.0))
-    with pytest.raises(ValueError, match="k cannot be a tensor: give a plain number"):
+    with pytest.raises(ValueError, match=r"k cannot be a tensor of torch\.int64: give a plain"):
         build_router("dselect-k-static", dim=4, experts=8, k=torch.tensor(2))
+    with pytest.raises(ValueError, match=r"width must be one number, got a tensor of shape \[2\]"):
+        build_router("dselect-k-static", dim=4, experts=8, width=torch.ones(2))
+
+
+def test_a_strength_as_a_tensor_is_one_number_and_of_a_multi_gate_only():
+    with pytest.raises(ValueError, match=r"weight of 'entropy' must be one number, got .* \[2\]"):
+        MultiGate(ALIKE, feedforward(), balance={"entropy": torch.ones(2)})
+    with pytest.raises(ValueError, match="balance must be weights by name"):
+        MultiGate(ALIKE, feedforward(), balance=0.1)
+    # A layer has no buffer for it: all copies of fit_many would silently have the first one's.
+    with pytest.raises(ValueError, match="weight of 'entropy' must be a finite number, got tensor"):
+        MoE("dselect-k", dim=4, hidden=8, experts=4, balance={"entropy": torch.tensor(0.1)})
 
 
 @pytest.mark.parametrize("name", ["dselect-k-static", "dselect-k"])

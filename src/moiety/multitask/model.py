@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..experts import Experts, ModuleExperts
 from ..routing import Router, balance, build_router
+from ..routing.registry import one_number
 from .base import MultiTask, Outputs, Tower, evaluating
 from .gate_log import GateLog
 from .standing import Standing
@@ -76,9 +77,10 @@ class MultiGate(MultiTask):
         self.joined = isinstance(router, str) and len(routers) > 1 and can_join(routers)
         self.balance = [_weights(r, balance) for r in routers]
         varied = {name: w for name, w in (balance or {}).items() if isinstance(w, Tensor)}
-        self.varied = list(varied)
+        self.varied = list(varied)  # of these the numbers in `balance` are those of the start
         for name, weight in varied.items():
-            self.register_buffer(f"weight_{name}", weight.detach().clone(), persistent=False)
+            own = weight.detach().clone().reshape(())
+            self.register_buffer(f"weight_{name}", own, persistent=False)
         if backend not in ("auto", *experts.backends):
             raise ValueError(
                 f"backend must be one of {', '.join(('auto', *experts.backends))}, got {backend!r}"
@@ -94,7 +96,8 @@ class MultiGate(MultiTask):
                 f"(shape {list(x.shape)})"
             )
         also = self.buffers(recurse=False)
-        found, work = self.standing(self.routers, x_TD, self._decide, also)
+        strengths = tuple(tuple(own.items()) for own in self.balance)
+        found, work = self.standing(self.routers, x_TD, self._decide, also, strengths)
         names = [task.name for task in self.tasks]
         outputs.routings = dict(zip(names, found.routings, strict=True))
         outputs.terms = dict(zip(names, found.terms, strict=True))
@@ -164,5 +167,8 @@ def _routers(
     return routers
 
 
-def _weights(router: Router, weights: Mapping[str, float | Tensor] | None) -> dict[str, Any]:
-    return balance.check_weights(router.default_balance() if weights is None else dict(weights))
+def _weights(router: Router, weights: Mapping[str, float | Tensor] | None) -> dict[str, float]:
+    if not isinstance(weights, Mapping):
+        return balance.check_weights(router.default_balance() if weights is None else weights)
+    plain = {n: one_number(f"the weight of {n!r}", w) for n, w in weights.items()}
+    return balance.check_weights(plain)

@@ -21,12 +21,10 @@ Found = tuple[Decisions, Work | None]
 
 
 class Standing:
-    """Keeps one decision."""
+    """Keeps one decision, with the plain values and the numbers that it was made of."""
 
     def __init__(self) -> None:
-        self.facts: tuple = ()
-        self.numbers: Tensor | None = None
-        self.found: Found | None = None
+        self.kept: tuple[tuple, Tensor, Found] | None = None  # in one: threads may share a model
 
     def __call__(
         self,
@@ -34,35 +32,42 @@ class Standing:
         x_TD: Tensor,
         decide: Callable[[Tensor], Decisions],
         also: Iterable[Tensor] = (),
+        plain: tuple = (),
     ) -> Found:
         """The decisions, and the work that follows from them where that is known already.
 
-        also: tensors besides those of the routers that `decide` depends on.
+        also, plain: tensors and plain values, besides the routers' own, that `decide` depends on.
         """
         if not _may_keep(routers, x_TD):
             return decide(x_TD), None
-        plain = (_plain(router) for router in routers)
-        facts = (x_TD.shape[0], x_TD.dtype, x_TD.device, *plain)
+        own = (_plain(router) for router in routers)
+        # Tensors made in inference mode are of no use outside it.
+        where = (x_TD.shape[0], x_TD.dtype, x_TD.device, torch.is_inference_mode_enabled())
+        facts = (*where, plain, *own)
         numbers = _numbers([*routers.parameters(), *routers.buffers(), *also])
-        if self.found is None or facts != self.facts or not _equal(numbers, self.numbers):
-            decisions = decide(x_TD)
-            work = find_work(decisions.choice_GTE, decisions.routings)
-            self.facts, self.numbers, self.found = facts, numbers, (decisions, work)
-        return self.found
+        kept = self.kept
+        if kept is not None and facts == kept[0] and _equal(numbers, kept[1]):
+            return kept[2]
+        decisions = decide(x_TD)
+        found = decisions, find_work(decisions.choice_GTE, decisions.routings)
+        self.kept = facts, numbers, found
+        return found
 
     def __getstate__(self) -> dict[str, Any]:  # a copy or a file has no use for it
-        return {"facts": (), "numbers": None, "found": None}
+        return {"kept": None}
 
 
 def _may_keep(routers: nn.ModuleList, x_TD: Tensor) -> bool:
     if torch.is_grad_enabled() or not can_look(x_TD):
         return False
-    return all(r.static and not r.training and not r._forward_hooks for r in routers)
+    heard = any(r._forward_hooks or r._forward_pre_hooks for r in routers)
+    return not heard and all(r.static and not r.training for r in routers)
 
 
 def _plain(router: nn.Module) -> tuple:
-    """The options of a router that are plain values."""
-    return tuple(v for v in vars(router).values() if isinstance(v, (bool, int, float, str)))
+    """The kind of a router, and its options that are plain values."""
+    values = (v for v in vars(router).values() if isinstance(v, (bool, int, float, str)))
+    return type(router), *values
 
 
 def _numbers(tensors: list[Tensor]) -> Tensor:
@@ -70,5 +75,5 @@ def _numbers(tensors: list[Tensor]) -> Tensor:
     return torch.cat([t.detach().flatten().double() for t in tensors])
 
 
-def _equal(a: Tensor, b: Tensor | None) -> bool:
-    return b is not None and a.device == b.device and torch.equal(a, b)
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.device == b.device and torch.equal(a, b)

@@ -86,8 +86,7 @@ def check_weights(weights: dict[str, Any]) -> dict[str, Any]:
     for name, weight in weights.items():
         if name not in LOSSES:
             raise ValueError(f"no balance loss is named {name!r}; there are {', '.join(LOSSES)}")
-        known = isinstance(weight, (int, float, Tensor))
-        if not known or not abs(weight) < float("inf"):
+        if not isinstance(weight, (int, float)) or not abs(weight) < float("inf"):
             raise ValueError(f"the weight of {name!r} must be a finite number, got {weight!r}")
     return dict(weights)
 

@@ -77,9 +77,14 @@ def unregister(name: str) -> None:
     _ROUTERS.pop(name)
 
 
-@functools.cache  # reading annotations takes longer than building a small router
 def options_of(cls: type[Router]) -> dict[str, Option]:
     """Read the options off a router's signature."""
+    known: Any = cls  # mypy takes a class of modules for something that cannot be a key
+    return _options_of(known)
+
+
+@functools.cache  # reading annotations takes longer than building a small router
+def _options_of(cls: type[Router]) -> dict[str, Option]:
     hints = typing.get_type_hints(cls.__init__, include_extras=True)
     options = {}
     for parameter in inspect.signature(cls.__init__).parameters.values():
@@ -113,7 +118,7 @@ def build_router(name: str, *, dim: int, experts: int, **options: Any) -> Router
     cls = find(name)
     known = options_of(cls)
     tensors = {option: value for option, value in options.items() if isinstance(value, Tensor)}
-    options |= {option: value.item() for option, value in tensors.items()}
+    options = {n: one_number(f"{name}: {n}", value) for n, value in options.items()}
     for option, value in options.items():
         if option not in known:
             raise ValueError(
@@ -131,9 +136,18 @@ def _make_buffer(router: Router, option: str, value: Tensor) -> None:
     """Keep an option in a buffer instead of a plain attribute."""
     if isinstance(getattr(router, option, None), float):
         delattr(router, option)
-        router.register_buffer(option, value.detach().clone(), persistent=False)
+        router.register_buffer(option, value.detach().clone().reshape(()), persistent=False)
     elif option not in dict(router.named_buffers()):
-        raise ValueError(f"{router.name}: {option} cannot be a tensor: give a plain number")
+        raise ValueError(
+            f"{router.name}: {option} cannot be a tensor of {value.dtype}: give a plain number"
+        )
+
+
+def one_number(what: str, value: Any) -> Any:
+    """A value as it is; of a tensor its number, and more than one raise."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"{what} must be one number, got a tensor of shape {list(value.shape)}")
+    return value.item() if isinstance(value, Tensor) else value
 
 
 def list_routers(pattern: str = "*") -> list[str]:

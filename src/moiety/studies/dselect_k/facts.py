@@ -137,7 +137,8 @@ def _of_gates(
     Of many tasks some are evenly chosen for the picture.
     """
     selected = torch.stack([mean_active(r) for r in routings.values()])
-    facts = {"selected": float(selected.mean()), "allowed": bool(allowed(settings, routings))}
+    facts: dict[str, Any] = {"selected": float(selected.mean())}
+    facts["allowed"] = bool(allowed(settings, routings))
     if not page:
         return facts
     weight_GE, _ = _weights(routings)
