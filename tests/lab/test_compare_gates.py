@@ -5,6 +5,7 @@ import torch
 
 from lab.test_compare import CPU, made, run
 from moiety import list_routers
+from moiety.data.problem import Target
 from moiety.lab.compare import AskedGates, from_toml, read_asked, write_asked
 from moiety.lab.compare import study as study_file
 from moiety.lab.compare.asked import GATES, UNGATED, gate_arms
@@ -135,8 +136,20 @@ def test_options_of_an_arm_reach_its_gates(compared):
     assert {router.width for router in sharp.routers} == {0.5}
     assert {router.width_steps for router in sharp.routers} == {50}  # half of 100 steps
     assert len(build(comparison, "deep").levels) == 3
+    large = build(comparison, "sharp", examples=1200, batch=1000)  # more than there are
+    assert {router.width_steps for router in large.routers} == {5}  # half of 10 steps of 120
     assert {claim.a for claim in comparison.study().claims} == set(arms) - {"shared-bottom"}
     assert {claim.b for claim in comparison.study().claims} == {"shared-bottom"}
+
+
+def test_an_option_that_needs_others_can_be_timed(compared, monkeypatch):
+    monkeypatch.setattr(study_file, "TIMED", 0.01)
+    arms = gate_arms(["softmax"]) | {"end": {"gate": "dselect-k-static", "width_end": 0.5}}
+    comparison = compared(arms=arms)
+    assert comparison.speed({**comparison.settings, **comparison.arms["end"]}, CPU).flops > 0
+    gates = build(comparison, "end").routers.train()
+    before = gates[0](torch.zeros(1, 64)).dense()
+    torch.testing.assert_close(gates[0](torch.zeros(1, 64)).dense(), before)  # as it started
 
 
 # -- missing labels --------------------------------------------------------------------------------
@@ -191,6 +204,32 @@ def test_a_target_without_any_label_in_a_split_is_named():
     problem = gappy()
     problem.validation.targets["late"][:] = MISSING
     with pytest.raises(ValueError, match=r"no row of validation has the target 'late'"):
+        GateTask.of(problem)
+
+
+def test_a_measure_that_the_labels_do_not_define_is_none(compared, tmp_path):
+    problem = made("table", rows=120)
+    problem.test.targets["late"][:] = 0
+    problem.test.targets["size"][:] = 1.0
+    metrics, _, _ = run(compared(problem), "dselect-k-static", tmp_path, examples=64)
+    assert [name for name, value in metrics.items() if value is None] == [
+        "r2 of size",
+        "auc of late",
+    ]
+    assert metrics["score"] == pytest.approx(
+        (metrics["accuracy of colour"] + metrics["accuracy of late"]) / 2
+    )
+
+
+def test_a_split_in_which_nothing_can_be_scored_is_named():
+    problem = made("table", rows=120)
+    for split in problem.splits.values():
+        split.targets["colour"] = split.targets.pop("late").float()
+    problem.targets[:] = [Target("colour", "number", []), problem.targets[2]]
+    GateTask.of(problem)
+    for name in ("colour", "size"):
+        problem.validation.targets[name][:] = 1.0
+    with pytest.raises(ValueError, match="every target has one value only in the rows of valid"):
         GateTask.of(problem)
 
 

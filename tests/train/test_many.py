@@ -377,5 +377,8 @@ def test_every_copy_with_data_of_its_own():
 def test_data_of_each_copy_that_does_not_fit():
     with pytest.raises(ValueError, match="train has 2 data sets for 3 seeds"):
         fit_many(mlp, [task(), task()], seeds=SEEDS, steps=1)
-    with pytest.raises(ValueError, match="must be of the same sizes"):
+    with pytest.raises(ValueError, match="must be of one size and type"):
         fit_many(mlp, [task(), task(), task(40)], seeds=SEEDS, steps=1)
+    x, y = task().tensors
+    with pytest.raises(ValueError, match=r"one size and type, got .*float32.* and .*float64"):
+        fit_many(mlp, [task(), task(), TensorDataset(x.double(), y)], seeds=SEEDS, steps=1)

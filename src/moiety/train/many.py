@@ -139,9 +139,10 @@ def _data(word: str, given: Data | None, count: int) -> list[TensorDataset]:
     each = [] if given is None else [given] if isinstance(given, TensorDataset) else list(given)
     if given is not None and len(each) not in (1, count):
         raise ValueError(f"{word} has {len(each)} data sets for {count} seeds: give one for each")
-    shapes = {tuple(t.shape for t in own.tensors) for own in each}
-    if len(shapes) > 1:
-        raise ValueError(f"the data sets of {word} must be of the same sizes, got {shapes}")
+    kinds = {", ".join(f"{list(t.shape)} {t.dtype}" for t in own.tensors) for own in each}
+    if len(kinds) > 1:
+        found = " and ".join(sorted(kinds))
+        raise ValueError(f"the data sets of {word} must be of one size and type, got {found}")
     if each and len(each[0]) == 0:
         raise ValueError(f"{word} is empty: give examples")
     return each

@@ -20,7 +20,10 @@ class GateTask(Task):
 
     @classmethod
     def of(cls, problem: Problem, reader: Reader | None = None) -> GateTask:
-        """The task of a problem; a target without any label in a split raises."""
+        """The task of a problem; a target without any label in a split raises.
+
+        So does a split in which nothing can be scored: numbers that are all the same have no R².
+        """
         made = cls(problem.targets, problem.splits)
         for task in made.tasks:
             for name, split in problem.splits.items():
@@ -29,6 +32,12 @@ class GateTask(Task):
                         f"{problem.name}: no row of {name} has the target {task.name!r}; add rows "
                         "that do, or predict another column"
                     )
+        for name, split in problem.splits.items():
+            if made.main not in made.measure(torch.zeros(len(split), sum(made.widths)), name):
+                raise ValueError(
+                    f"{problem.name}: every target has one value only in the rows of {name}, so "
+                    "that R² is not defined; add rows, or predict other columns"
+                )
         return made
 
     @property

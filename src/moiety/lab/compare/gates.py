@@ -50,6 +50,7 @@ LR, BATCH = 2e-3, 256
 POINTS, DRAWN = 60, 3  # of a trajectory; tasks that are drawn
 LOOKED = 2048  # validation rows that gates by example are described on
 SHARPEN = 0.5  # share of the steps in which DSelect-k's width falls to a hundredth
+NEVER = 10**9  # steps
 
 
 class GateComparison(Comparison):
@@ -146,7 +147,8 @@ def _build(problem: Problem, tasks: list[Task], settings: Mapping[str, Any]) -> 
         own = max(experts // (2 * len(tasks)), 1)
         usual = {"own": own, "shared": max(experts - own * len(tasks), 1)}
         return PLE(tasks, dim=DIM, hidden=width, **{**usual, **options}, **shared)
-    steps = round(settings.get("examples", 0) / settings["batch"])
+    batch = min(settings["batch"], len(problem.splits["train"]))
+    steps = round(settings.get("examples", 0) / batch)
     words = {**_router_words(gate, settings["k"], steps), **options}
     log = (POINTS + 1, max(-(-steps // POINTS), 1))
     each = FeedForward(experts, DIM, width, activation=torch.relu)
@@ -167,7 +169,7 @@ def _router_words(gate: str, k: int, steps: int) -> dict[str, Any]:
     owned = describe(gate).options
     words: dict[str, Any] = {"k": k} if "k" in owned else {}
     if "width_steps" in owned:
-        words["width_steps"] = round(SHARPEN * steps)
+        words["width_steps"] = round(SHARPEN * steps) or NEVER
     return words
 
 

@@ -202,7 +202,7 @@ class Comparison:
         validation = task.measure(answers, "validation")[task.main]
         tested = task.measure(task.answers(model, "test"), "test")
         found = {**tested, f"validation {task.main}": validation}
-        return {name: found[name] for name in task.metrics()}
+        return {name: found.get(name) for name in task.metrics()}  # None: labels do not define it
 
     def tell(self, model: nn.Module, task: Task) -> tuple[Tensor, dict[str, Any]]:
         """The answers to the validation data, and what the page shows of the routing."""
