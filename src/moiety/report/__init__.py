@@ -3,6 +3,7 @@
 A page holds all it needs and may load nothing: a policy in its head forbids the network.
 """
 
+from .audit import AuditPart, audit_page
 from .course import course_page
 from .health import health_page
 from .routing import routing_page
@@ -10,4 +11,13 @@ from .study import study_page
 from .table import Column
 from .tasks import TaskPart
 
-__all__ = ["Column", "TaskPart", "course_page", "health_page", "routing_page", "study_page"]
+__all__ = [
+    "AuditPart",
+    "Column",
+    "TaskPart",
+    "audit_page",
+    "course_page",
+    "health_page",
+    "routing_page",
+    "study_page",
+]

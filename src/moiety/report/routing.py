@@ -20,6 +20,7 @@ from .page import render
 from .table import Column, as_columns, cells
 
 if TYPE_CHECKING:
+    from .audit import AuditPart
     from .tasks import TaskPart
 
 Loads = Mapping[str, Mapping[str, Sequence[float]]]  # arm -> layer -> load of every expert
@@ -60,13 +61,15 @@ def routing_page(
     settings: Mapping[str, str],
     command: str,
     tasks: "TaskPart | None" = None,
+    audit: "AuditPart | None" = None,
 ) -> str:
     """Return a self-contained HTML page of results and expert loads.
 
     `notes` say what columns mean, by label. `loads[arm][layer]` holds one number per expert, shares
     or counts: each layer is scaled to sum to one. `dead`, of the same shape, says which experts are
     dead; where it says nothing, an expert without any load is. An arm without layers, such as a
-    dense model, is shown as such. `tasks`: a further section on gates of tasks.
+    dense model, is shown as such. `tasks` and `audit`: further sections, on gates of tasks and on
+    what an attack does.
     """
     table = as_columns(columns)
     body, numeric = cells(rows, table)
@@ -86,6 +89,7 @@ def routing_page(
         settings=settings,
         command=command,
         tasks=tasks.view() if tasks else None,
+        audit=audit.view() if audit else None,
     )
 
 

@@ -20,6 +20,8 @@ from .words import (
     missing,
     plain,
     sentence,
+    when,
+    where,
 )
 
 Result = Mapping[str, Any]
@@ -111,19 +113,9 @@ def _facts(result: Result) -> list[str]:
         f"{len(result['arms'])} arm{'s' * (len(result['arms']) != 1)}",
         f"{result['seeds']} seed{'s' * (result['seeds'] != 1)}",
         f"scale {result['scale']}",
-        _machine(machine),
-        _when(result["when"]),
+        where(machine),
+        when(result["when"]),
     ]
-
-
-def _machine(machine: Mapping[str, Any]) -> str:
-    device, cores = machine.get("device", "cpu"), machine.get("cores")
-    device = "CPU" if device == "cpu" else str(device)
-    return f"{device}, {cores} core{'s' * (cores != 1)}" if cores else device
-
-
-def _when(text: str) -> str:
-    return text.replace("T", " ").replace("+00:00", " UTC")
 
 
 def _warnings(result: Result) -> list[dict[str, str]]:
@@ -248,7 +240,7 @@ def _settings(arms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _made(result: Result) -> dict[str, str]:
     """The machine and what was fixed before the first trial, by name."""
     planned, budget, machine = result.get("planned") or {}, result.get("budget"), result["machine"]
-    made = {"Study": result["study"], "Scale": result["scale"], "Machine": _machine(machine)}
+    made = {"Study": result["study"], "Scale": result["scale"], "Machine": where(machine)}
     if machine.get("threads"):
         made["Threads of a trial"] = str(machine["threads"])
     made["Seeds"] = str(result["seeds"])
@@ -261,12 +253,12 @@ def _made(result: Result) -> dict[str, str]:
         time = duration(budget["seconds"]).replace(".0 s", " s")
         made["Budget"] = f"{time} for all trials, at equal {equal}"
     made |= {name: str(version) for name, version in result["versions"].items()}
-    return made | {"When": _when(result["when"]), "SHA-256 of the trials": result["trials_sha256"]}
+    return made | {"When": when(result["when"]), "SHA-256 of the trials": result["trials_sha256"]}
 
 
 def _looks(looks: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [
-        [str(each["look"]), str(each["seeds"]), _when(each["when"]), each["trials_sha256"][:16]]
+        [str(each["look"]), str(each["seeds"]), when(each["when"]), each["trials_sha256"][:16]]
         for each in looks
     ]
 

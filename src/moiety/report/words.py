@@ -79,6 +79,18 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
+def where(machine: Mapping[str, Any]) -> str:
+    """Write what a result was measured on."""
+    device, cores = machine.get("device", "cpu"), machine.get("cores")
+    device = "CPU" if device == "cpu" else str(device)
+    return f"{device}, {cores} core{'s' * (cores != 1)}" if cores else device
+
+
+def when(text: str) -> str:
+    """Write a time of ISO 8601."""
+    return text.replace("T", " ").replace("+00:00", " UTC")
+
+
 def plain(value: Any) -> str:
     """Write a setting."""
     if value is None or isinstance(value, bool):
