@@ -283,8 +283,8 @@ study = Study(
         "other problems of the same kind (seeds 0 to 15): with an entropy weight of 0.1, which "
         "made selectors binary, natural codes found 0.6 to 0.9 of four shuffled experts, top-k "
         "2.5 to 2.9",
-        "a fixed number of steps, without a choice among epochs; the search tries random settings at "
-        "a quarter of them, where the paper has 5 trials for each at full length",
+        "a fixed number of steps, without a choice among epochs; the search tries random settings "
+        "at a quarter of them, where the paper has 5 trials for each at full length",
     ],
     notes=[
         "recovered: the true ones among the (at most four) selected experts of largest weight; of "

@@ -273,8 +273,8 @@ study = Study(
         "a gate can be equal to",
         "8 groups of 16 make 128 tasks; the paper's text says four",
         "at most 10 epochs, where the paper goes to 100; the weights of the best of four checks",
-        "each of 50 seeds draws a problem of its own, the same for all gates and, as far as it goes, "
-        "all sizes; the paper draws one, and repeats 100 times",
+        "each of 50 seeds draws a problem of its own, the same for all gates and, as far as it "
+        "goes, all sizes; the paper draws one, and repeats 100 times",
         "the search tries random settings at a quarter of the length, where the paper has 5 trials "
         "for each at full length",
         "a DSelect-k gate counts if tasks use at most four experts on average; the paper wants "
