@@ -55,6 +55,16 @@ def test_a_trial_of_every_arm(compared, arm, tmp_path):
             check(extra[name], EXTRA[name], name)
 
 
+def test_labels_name_as_many_targets_as_they_are_of(compared):
+    comparison = compared()
+    metrics = comparison.study().metrics
+    assert metrics["score"].label == "Score (accuracy or R²), mean of 3 targets"
+    assert metrics["macro_f1"].label == "Macro-F1, mean of 2 targets"  # a number has no F1
+    assert "predict colour, late and size of" in comparison.question
+    fewer = GateTask(comparison.task.targets[1:], comparison.task.splits)
+    assert fewer.metrics()["macro_f1"].label == "Macro-F1 of late"
+
+
 def test_what_the_gates_did_is_told(compared, tmp_path):
     comparison = compared()
     _, running, _ = run(comparison, "dselect-k-static", tmp_path, examples=1600)

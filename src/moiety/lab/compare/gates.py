@@ -38,6 +38,7 @@ from ...multitask.base import MultiTask, mlp
 from ...routing import describe
 from ...tables import table_kind
 from ...train import seeded
+from ..headline import listed
 from ..study import Settings
 from . import measure
 from .asked import SHARED, Asking
@@ -81,7 +82,7 @@ class GateComparison(Comparison):
 
     @property
     def question(self) -> str:
-        names = " and ".join(target.name for target in self.problem.targets)
+        names = listed([target.name for target in self.problem.targets])
         return f"Which gates predict {names} of {self.problem.name} best together?"
 
     def charged(self, model: nn.Module, settings: Settings, task: Any) -> float:
@@ -128,8 +129,9 @@ def gate_maker(problem: Problem) -> Maker:
     about = (
         f"categories embedded and joined with the numbers into rows of {DIM}; all experts "
         f"together {HIDDEN} wide, as is the shared bottom; a tower of width {TOWER} for each task. "
-        f"DSelect-k's width falls to a hundredth in the first {SHARPEN:.0%} of the steps, so that "
-        "most of its gates become binary within any budget"
+        f"The width of DSelect-k's smooth step falls to a hundredth in the first {SHARPEN:.0%} of "
+        "the steps, so that most of its gates are binary by the end; shown are those of the best "
+        "check"
     )
     return Maker("tasks", build, LR, BATCH, reader=None, upcycled=False, about=about)
 

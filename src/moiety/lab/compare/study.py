@@ -19,6 +19,7 @@ from ...data.load import load_problem
 from ...data.problem import Problem
 from ...train.loop import Recipe, train
 from ..claims import Claim, greater
+from ..headline import listed
 from ..study import Metrics, Running, Scale, Settings, Speed, Study
 from ..tuning import LogUniform, Search
 from . import measure
@@ -111,7 +112,7 @@ class Comparison:
 
     @property
     def question(self) -> str:
-        names = " and ".join(target.name for target in self.problem.targets)
+        names = listed([target.name for target in self.problem.targets])
         return f"Which router predicts {names} of {self.problem.name} best?"
 
     # -- what is compared ------------------------------------------------------------------------

@@ -98,8 +98,11 @@ class Task:
         said = {"accuracy": "Accuracy", "r2": "R²", "score": "Score (accuracy or R²)"}[self.main]
         style = ".3f" if self.main == "r2" else ".1%"
         found = {self.main: Metric(said + over, format=style)}
-        if any(t.kind == "classes" for t in self.targets):
-            found["macro_f1"] = Metric("Macro-F1" + over, format=".3f")
+        if named := [t.name for t in self.targets if t.kind == "classes"]:
+            # Numbers have no F1: the mean may be of fewer targets than the main metric's.
+            one = f" of {named[0]}" if several else ""
+            of = f", mean of {len(named)} targets" if len(named) > 1 else one
+            found["macro_f1"] = Metric("Macro-F1" + of, format=".3f")
         for target in self.targets:
             if target.kind == "number":
                 found[f"rmse of {target.name}"] = Metric(
