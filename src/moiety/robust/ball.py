@@ -42,14 +42,10 @@ class Ball:
     def project(self, x: Tensor, around: Tensor) -> Tensor:
         """The nearest point of the ball around `around` (l_2: by scaling, then clipping)."""
         if self.norm == "linf":
-            return x.clamp(*self.box(around))
+            return self.clip(x.clamp(around - self.eps, around + self.eps))
         away = x - around
         scale = (self.eps / lengths(away).clamp(min=TINY)).clamp(max=1)
         return self.clip(around + away * scale)
-
-    def box(self, around: Tensor) -> tuple[Tensor, Tensor]:
-        """The lowest and highest value of each coordinate: all there is to an l_inf ball."""
-        return self.clip(around - self.eps), self.clip(around + self.eps)
 
     def clip(self, x: Tensor) -> Tensor:
         """Into the bounds; in an l_2 ball this only comes nearer to a centre within them."""
@@ -71,19 +67,19 @@ class Ball:
             scale = 1 / (lengths(away) + TINY)
             if not edge:
                 radius = noise.stream(0).uniform(()) ** (1 / max(shape.numel(), 1))
-                scale = scale * _column(radius.to(x.dtype), x)
+                scale = scale * column(radius.to(x.dtype), x)
         return self.clip(x + self.eps * away * scale)
 
 
 def lengths(t: Tensor) -> Tensor:
     """The l_2 norm of each example, `[B, 1, ...]`."""
-    return _column(torch.linalg.vector_norm(t.flatten(1), dim=1), t)
+    return column(torch.linalg.vector_norm(t.flatten(1), dim=1), t)
 
 
 def largest(t: Tensor) -> Tensor:
     """The l_inf norm of each example, `[B, 1, ...]`."""
-    return _column(t.flatten(1).abs().amax(1), t)
+    return column(t.flatten(1).abs().amax(1), t)
 
 
-def _column(values_B: Tensor, like: Tensor) -> Tensor:
+def column(values_B: Tensor, like: Tensor) -> Tensor:
     return values_B.view(-1, *[1] * (like.dim() - 1))

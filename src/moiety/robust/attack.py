@@ -1,0 +1,232 @@
+"""`run_attack`: the one door through which every attack goes.
+
+found = run_attack(APGD(loss="dlr"), model, x, y, eps=8 / 255)
+found.x, found.fooled.float().mean()
+
+It checks inputs, labels and logits, attacks in eval mode without gradients of parameters, in
+batches, clips, scores on the clean model, and leaves the model and the RNG as they were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .ball import Ball, Norm
+from .base import Keep
+from .coupling import coupled
+from .losses import LOSSES
+from .noise import Noise
+from .target import Bounds, Normalize, Seen, Target, check_inputs, correct
+
+
+class Attacks(Protocol):
+    """What `run_attack` runs: any of our attacks, or one of your own."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(
+        self,
+        target: Target,
+        x: Tensor,
+        y: Tensor,
+        ball: Ball,
+        noise: Noise,
+        *,
+        keep: Keep = "fooled",
+        early_stop: bool = False,
+        group: int = 1,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """What an attack came to, for one eps; tensors with a row for each example."""
+
+    x: Tensor
+    fooled: Tensor  # bool: the model is wrong there
+    loss: Tensor  # cross-entropy (sigmoid where y has a column for each class)
+    prediction: Tensor
+    eps: float
+    threat: str  # "per example", or "batch threat model" where a group is attacked together
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """The answers of the model at some inputs."""
+
+    wrong: Tensor
+    loss: Tensor
+    prediction: Tensor
+
+
+def run_attack(
+    attack: Attacks,
+    model: nn.Module | Target,
+    x: Tensor,
+    y: Tensor,
+    eps: float | Sequence[float],
+    *,
+    norm: Norm = "linf",
+    bounds: Bounds = (0.0, 1.0),
+    normalize: Normalize = None,
+    batch: int = 256,
+    group: int = 1,
+    keep: Keep = "fooled",
+    early_stop: bool = True,
+    seed: int = 0,
+    ids: Tensor | None = None,
+) -> Any:
+    """Attack a model: an `Attacked`, or a list of them for a list of eps.
+
+    x, y        inputs `[N, ...]` within `bounds`, and labels `[N]` (or rows of 0 and 1)
+    normalize   (mean, std) or a function, applied inside the model
+    batch       examples in one forward
+    group       examples that are attacked together, where the model couples them; 1: each for
+                itself, one in a forward if it must be
+    keep        "fooled": the first point that fools the model, else the one of highest loss;
+                "loss": the one of highest loss; "last": the last one
+    early_stop  whether fooled examples leave (with keep="fooled"; no result changes)
+    ids         the numbers of the examples `[N]` that random starts depend on; None: 0 to N − 1
+    """
+    target = model if isinstance(model, Target) else Target(model, normalize=normalize)
+    if isinstance(model, Target) and normalize is not None:
+        raise ValueError("a Target has its own normalize: leave it out here")
+    if keep not in ("fooled", "loss", "last"):
+        raise ValueError(f'keep must be "fooled", "loss" or "last", got {keep!r}')
+    _check_counts(batch=batch, group=group)
+    check_inputs(x, y, bounds)
+    balls = [Ball(e, norm, bounds) for e in (eps if isinstance(eps, Sequence) else [eps])]
+    target.warn_training()
+    with target.at_rest(), torch.no_grad():
+        job = _Job(attack, target, x, y, batch, group, keep, early_stop, seed, ids)
+        found = [job.run(ball) for ball in balls]
+    return found if isinstance(eps, Sequence) else found[0]
+
+
+def adversarial(
+    attack: Attacks,
+    model: nn.Module | Target,
+    x: Tensor,
+    y: Tensor,
+    eps: float | Sequence[float],
+    **options: Any,
+) -> Any:
+    """The adversarial inputs alone: a tensor, or a list for a list of eps."""
+    found = run_attack(attack, model, x, y, eps, **options)
+    return [one.x for one in found] if isinstance(found, list) else found.x
+
+
+class _Job:
+    """An attack on some examples, whatever the eps."""
+
+    def __init__(
+        self,
+        attack: Attacks,
+        target: Target,
+        x: Tensor,
+        y: Tensor,
+        batch: int,
+        group: int,
+        keep: Keep,
+        early_stop: bool,
+        seed: int,
+        ids: Tensor | None,
+    ) -> None:
+        self.attack, self.target, self.group = attack, target, group
+        self.x, self.y = x.detach(), y.long() if y.dim() == 1 else y
+        self.keep, self.early_stop, self.seed = keep, early_stop, seed
+        self.ids = torch.arange(len(x)) if ids is None else ids
+        if len(self.ids) != len(x):
+            raise ValueError(f"ids must hold a number for each of {len(x)} examples")
+        # Checked before anything else: a model may fall over labels it has no class for.
+        first = slice(0, min(len(x), group))
+        target.check_logits(target(self._there(x[first])).logits, self._there(self.y[first]))
+        self.why = coupled(target, self._there(x[: max(group, 1)]), group)
+        self.size = group if self.why else max(batch // group, 1) * group
+        self.clean = self._score(self.x, check=True)
+
+    def _there(self, t: Tensor) -> Tensor:
+        return t.to(self.target.device or t.device)
+
+    def _rows(self) -> Iterator[slice]:
+        """Batches of whole groups; a last group that is not full is a batch of its own."""
+        whole = len(self.x) // self.group * self.group
+        for start in range(0, whole, self.size):
+            yield slice(start, min(start + self.size, whole))
+        if whole < len(self.x):
+            yield slice(whole, len(self.x))
+
+    def _score(self, x: Tensor, check: bool = False) -> _Scored:
+        """The model's answers, in the batches that the attack sees."""
+        loss = LOSSES["ce" if self.y.dim() == 1 else "sigmoid"]
+        parts: list[tuple[Tensor, ...]] = []
+        for rows in self._rows():
+            y = self._there(self.y[rows])
+            logits = self.target(self._there(x[rows])).logits
+            if check:
+                self.target.check_logits(logits, y)
+            parts.append((~correct(logits, y), loss(Seen(logits), y), logits.argmax(-1)))
+        empty = torch.zeros(0)
+        columns = [torch.cat(c).to(x.device) for c in zip(*parts)] or [empty.bool(), empty, empty]
+        return _Scored(*columns)
+
+    def run(self, ball: Ball) -> Attacked:
+        """The attack for one ball; seeded, so that no eps of a list depends on those before."""
+        start = time.perf_counter()
+        torch.manual_seed(self.seed)
+        x = self.x.clone()
+        for rows in self._rows() if ball.eps > 0 else ():
+            x[rows] = self._one(rows, ball).to(x)
+        scored = self._score(x)
+        if self.keep == "fooled":
+            x, scored = self._never_weaker(x, scored)
+        return Attacked(
+            x,
+            scored.wrong,
+            scored.loss,
+            scored.prediction,
+            ball.eps,
+            "per example" if self.group == 1 else "batch threat model",
+            time.perf_counter() - start,
+        )
+
+    def _one(self, rows: slice, ball: Ball) -> Tensor:
+        x, y = self._there(self.x[rows]), self._there(self.y[rows])
+        found = self.attack(
+            self.target,
+            x,
+            y,
+            ball,
+            Noise(self.seed, self._there(self.ids[rows])),
+            keep=self.keep,
+            early_stop=self.early_stop,
+            group=min(self.group, len(x)),
+        )
+        return ball.project(found, x)
+
+    def _never_weaker(self, x: Tensor, scored: _Scored) -> tuple[Tensor, _Scored]:
+        """Back to the clean inputs of a group where more of them fool the model."""
+        back = self._in_group(self.clean.wrong) > self._in_group(scored.wrong)
+        wide = back.view(-1, *[1] * (x.dim() - 1))
+        named = ("wrong", "loss", "prediction")
+        parts = [torch.where(back, getattr(self.clean, n), getattr(scored, n)) for n in named]
+        return torch.where(wide, self.x, x), _Scored(*parts)
+
+    def _in_group(self, wrong: Tensor) -> Tensor:
+        number = torch.arange(len(wrong), device=wrong.device) // self.group
+        sums = torch.zeros_like(number).index_add(0, number, wrong.long())
+        return sums[number]
+
+
+def _check_counts(**counts: int) -> None:
+    for word, n in counts.items():
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise ValueError(f"{word} must be a whole number, at least 1, got {n!r}")

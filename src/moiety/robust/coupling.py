@@ -1,0 +1,68 @@
+"""`coupled`: whether the answer for one example depends on the others of its batch.
+
+Experts with a capacity that a whole batch shares, or experts that choose among the tokens of a
+batch, let one example push out another. Then an attack on a batch is more than an attack on each
+example, and a batch that lost examples is another one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..moe import MoE
+from .target import Target
+
+PROBED = 4  # copies in the probe
+
+
+def coupled(model: nn.Module | Target, x: Tensor, group: int = 1) -> str | None:
+    """Why examples of different groups of `group` influence each other; None: they do not.
+
+    Our layers say so themselves; others are asked with a few batches.
+    """
+    target = model if isinstance(model, Target) else Target(model)
+    for name, layer in target.model.named_modules():
+        why = _shared(layer, group) if isinstance(layer, MoE) else None
+        if why:
+            return f"{name or 'the layer'}: {why}"
+    if len(x) == 0:
+        return None
+    with target.at_rest(), torch.no_grad():
+        return _probe(target, x, group)
+
+
+def _shared(layer: MoE, group: int) -> str | None:
+    """What the examples of a batch share in one of our layers."""
+    if layer.router.positional:
+        return "the choice depends on a token's place in the batch"
+    limited = layer.capacity_factor is not None
+    if not limited and getattr(layer.router, "capacity_factor", None) is None:
+        return None
+    size = 1 if layer.group == "example" else layer.group
+    if isinstance(size, int) and group % size == 0:
+        return None
+    who = "a whole batch" if size is None else f"{size} examples"
+    return f"{who} share the capacity of the experts"
+
+
+def _probe(target: Target, x: Tensor, group: int) -> str | None:
+    """Compare a group alone with the same one behind copies of itself, and behind others."""
+    target = target.watching(None)
+    own = x[:group]
+    alone = target(own).logits
+    if not torch.equal(alone, target(own).logits):
+        return None  # a random model answers differently anyway
+    others = [torch.cat([own] * PROBED), torch.cat([own.flip(-1)] * PROBED)]
+    for before in others:
+        beside = target(torch.cat([before, own])).logits[-len(own) :]
+        # Sums of other sizes run in another order; what an expert drops is far above this.
+        room = 4 * torch.finfo(_exact(target, x)).eps ** 0.5
+        if bool((beside - alone).abs().max() > room * alone.abs().max().clamp(min=1e-3)):
+            return "an example's logits change with the others of its batch"
+    return None
+
+
+def _exact(target: Target, x: Tensor) -> torch.dtype:
+    floats = (p.dtype for p in target.model.parameters() if p.is_floating_point())
+    return next(floats, x.dtype)
