@@ -7,7 +7,8 @@ fitted.history[0].loss              # the curve of the first seed
 Parameters and buffers are stacked along a first axis S and the model runs under `torch.func.vmap`;
 `moiety.MoE` layers then run their `dense` backend. The plain loop with the same results is: build
 the model inside `seeded(seed)`, take the batches in the order of `fit`, and call
-`torch.manual_seed(step_seed(seed, step))` before each step (on a GPU dropout draws differently).
+`torch.manual_seed(step_seed(seed, step))` before each step. Two things draw differently: a GPU, and
+dropout inside experts, which here is drawn for all of them, chosen or not.
 On a GPU the step runs as a CUDA graph, and convolutions by kernels of our own; on a CPU models
 with convolutions are trained one after another, since batching them is slower there.
 """
