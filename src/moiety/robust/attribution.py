@@ -35,6 +35,9 @@ class Parts:
     attacked_clean: Tensor
     attacked_attacked: Tensor
 
+    def cpu(self) -> Parts:
+        return Parts(*(getattr(self, f.name).cpu() for f in dataclasses.fields(self)))
+
     @property
     def total(self) -> Tensor:
         """What the attack did to the loss."""

@@ -14,6 +14,7 @@ that drops tokens has a change above 0 even between two equal runs. Padding is n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,6 +92,9 @@ class Use:
     load_E: Tensor  # slots worked on
     dropped: int = 0  # slots cut by a capacity limit; with expert choice: tokens nobody chose
     asked: int = 0  # slots chosen, dropped ones included; with expert choice: tokens
+
+    def joined(self, others: Sequence[Use]) -> Use:
+        return sum(others, self)
 
     def __add__(self, other: Use) -> Use:
         load_E = self.load_E + other.load_E
