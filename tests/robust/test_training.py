@@ -55,7 +55,7 @@ def same(one, other):
 
 def test_a_model_trained_on_attacks_withstands_them_better():
     data, test = (TensorDataset(d.tensors[0].flatten(1), d.tensors[1]) for d in digits())
-    eps, words = 0.1, {"epochs": 6, "batch": 64, "seed": 0}
+    eps, words = 0.1, {"epochs": 20, "batch": 200, "seed": 0}
     plain, attacked = flat("sigmoid-balanced"), flat("sigmoid-balanced")
     fit(plain, data, **words)
     fit_attacked(attacked, data, eps=eps, steps=2, **words)
