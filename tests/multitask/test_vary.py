@@ -131,6 +131,16 @@ def test_ranked_codes_in_many_copies_as_alone():
         same(many.models()[i], fitted(make, [seed]).models()[0])
 
 
+def test_a_strength_that_one_task_was_given_by_hand_is_its_own_in_many_copies_too():
+    model, x = MultiGate(ALIKE, feedforward(), balance={"entropy": 0.1}), torch.randn(4, DIM)
+    model.balance[1]["entropy"] = 5.0
+
+    def terms(x):
+        return torch.stack([own["entropy"] for own in model(x).terms.values()])
+
+    torch.testing.assert_close(torch.func.vmap(terms)(x[None])[0], terms(x))
+
+
 def test_gates_that_draw_are_asked_together_each_with_its_own_numbers():
     torch.manual_seed(0)
     routers = [build_router("gumbel-static", dim=DIM, experts=64) for _ in range(3)]

@@ -112,7 +112,8 @@ class MultiGate(MultiTask):
         routers: list[Any] = list(self.routers)
         varied = {name: getattr(self, f"weight_{name}") for name in self.varied}
         weights = [{**own, **varied} for own in self.balance]
-        if self.joined and pays_off(x_TD) and (x_TD.is_cuda or not routers[0].stochastic):
+        alike = self.joined and all(own == weights[0] for own in weights)  # some may be set by hand
+        if alike and pays_off(x_TD) and (x_TD.is_cuda or not routers[0].stochastic):
             return decide_together(routers, weights[0], x_TD)
         return decide_apart(routers, weights, x_TD)
 
