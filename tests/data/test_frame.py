@@ -86,6 +86,20 @@ def test_categories_unseen_in_train_and_gaps_are_zero(tmp_path):
     assert problem.cardinalities == [4]
 
 
+@pytest.mark.parametrize("numbers", [2, 4])
+def test_several_targets_do_not_change_the_shares_of_the_splits(tmp_path, numbers):
+    draw = np.random.default_rng(0)
+    table = {f"t{i}": draw.normal(size=1000) for i in range(numbers)} | {"x": draw.normal(size=1000)}
+    table["class"] = ["rare"] * 4 + ["common"] * 996
+    pandas.DataFrame(table).to_csv(tmp_path / "t.csv", index=False)
+    names = [*(f"t{i}:number" for i in range(numbers)), "class:classes"]
+    problem = load_problem(tmp_path / "t.csv", targets=",".join(names))
+    sizes = [len(split) for split in problem.splits.values()]
+    assert sizes == pytest.approx([700, 150, 150], abs=40)
+    for split in (problem.train, problem.test):  # a rare class is still dealt out
+        assert (split.targets["class"] == problem.targets[-1].classes.index("rare")).any()
+
+
 def test_the_split_keeps_the_share_of_each_class_and_follows_the_seed(tmp_path):
     path = save(tmp_path, people(1000))
     problem = load_problem(path, targets="rich", seed=1)

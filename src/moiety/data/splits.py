@@ -36,7 +36,9 @@ def choose(
         raise ValueError(f"there are {len(strata)} examples; at least {LEAST} are needed")
     if given is None:
         rows = _deal(np.arange(len(strata)), strata, SHARES, draw)
-        notes.append(f"split: {_shares(SHARES)} of each class, by seed {seed}")
+        found = {name: len(these) / len(strata) for name, these in rows.items()}
+        shares = _shares({name: found[name] for name in SHARES})
+        notes.append(f"split: {shares} of each class, by seed {seed}")
     else:
         rows = _complete(given, strata, draw, notes, seed)
     total = sum(map(len, rows.values()))

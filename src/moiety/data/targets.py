@@ -21,6 +21,7 @@ Kind = Literal["classes", "number"]
 Kinds = dict[str, Kind]  # by the name of the target
 USUAL = ("label", "labels", "target", "class", "y")
 FEW = 20  # an integer column with more different values is a number, with fewer it is classes
+WHOLE = 10  # rows that a part of the targets should hold on average, to be dealt out
 
 
 def near(word: str, words: Sequence[str]) -> str:
@@ -143,18 +144,33 @@ def _words(values: pandas.Series) -> np.ndarray:
 
 
 def strata(labels: pandas.DataFrame, kinds: Kinds) -> np.ndarray:
-    """A number for each row, the same for equal classes and for numbers of the same size."""
+    """A number for each row, the same for equal classes and for numbers of the same size.
+
+    With several targets the parts soon hold a row or two, which no split can deal out. A target
+    that would make them so small, numbers before classes, counts by its rare classes alone.
+    """
     import pandas
 
     codes = np.zeros(len(labels), dtype=np.int64)
-    for column, kind in kinds.items():
+    for column, kind in sorted(kinds.items(), key=lambda each: each[1] == "number"):
         values = labels[column]
         if kind == "number":
             parts = int(np.clip(len(values) // 10, 1, 10))
             values = pandas.qcut(values, parts, labels=False, duplicates="drop")
         these = pandas.factorize(values)[0] + 1  # a missing one is 0
-        codes = pandas.factorize(codes * (these.max() + 1) + these)[0]
+        finer = _finer(codes, these)
+        if codes.any() and len(labels) < WHOLE * (finer.max() + 1):
+            rare = (np.bincount(these)[these] < WHOLE) & (kind == "classes")
+            finer = _finer(codes, np.where(rare, these, 0))
+        codes = finer
     return codes
+
+
+def _finer(codes: np.ndarray, these: np.ndarray) -> np.ndarray:
+    """A number for each pair."""
+    import pandas
+
+    return pandas.factorize(codes * (these.max() + 1) + these)[0]
 
 
 def check_classes(labels: pandas.DataFrame, kinds: Kinds, name: str, *, ours: bool) -> None:
