@@ -28,7 +28,7 @@ from ..report import audit_page
 from .attack import Attacks
 from .audit_attacks import named_attacks
 from .audit_check import check_audit
-from .audit_inputs import AUTO, Auto, read_inputs
+from .audit_inputs import Auto, read_inputs
 from .audit_result import make_result, table
 from .audit_work import Plan, Tick, couples, do, layers_of
 from .ball import Ball, Norm
@@ -64,7 +64,7 @@ def audit(
     *,
     steps: int | None = None,
     norm: Norm = "linf",
-    bounds: Bounds | Auto = AUTO,
+    bounds: Bounds | Auto = "auto",
     normalize: Normalize = None,
     batch: int = 256,
     group: int = 1,

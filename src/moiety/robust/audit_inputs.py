@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 from ..data import Problem
 from .target import Bounds, Normalize
 
-AUTO = "auto"
 Auto = Literal["auto"]
 
 
@@ -36,7 +35,6 @@ def read_inputs(
     Images of a `Problem` are its test images in 0…1. Token ids `[N, L]` become the embeddings that
     the model gives them, without bounds: eps is then in units of the embeddings.
     """
-    found, tells = (None if bounds == AUTO else bounds), bounds != AUTO
     if isinstance(data, Problem):
         x, y, own, usual = _of_problem(data, model)
         normalize = usual if normalize is None else normalize
@@ -46,7 +44,7 @@ def read_inputs(
         own, limits = "data", (0.0, 1.0)
         if x.dim() == 2 and not x.is_floating_point():
             x, limits = _embed(model, x), None
-    return Inputs(x, y, name or own, found if tells else limits, normalize)
+    return Inputs(x, y, name or own, limits if bounds == "auto" else bounds, normalize)
 
 
 def _pair(data: Any) -> tuple[Tensor, Tensor]:

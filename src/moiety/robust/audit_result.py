@@ -186,11 +186,10 @@ def table(result: dict[str, Any]) -> str:
         lines += ["", *_grid(f"routing change, {last}", head, changes)]
     if result["attribution"]:
         found = result["attribution"]
-        total, inside, routes = (found[key][-1] for key in ("total", "input", "routes"))
-        lines += [
-            "",
-            f"loss {total:+.3f} = input {inside:+.3f} + routes {routes:+.3f} ({head[-1]})",
-        ]
+        last_ones = (found[key][-1] for key in ("total", "input", "routes"))
+        total, inside, routes = ("–" if v is None else f"{v:+.3f}" for v in last_ones)
+        where = f"{found['attack']}, {head[-1]}"
+        lines += ["", f"loss {total} = input {inside} + routes {routes} ({where})"]
     reasons = result["masking"]["reasons"]
     lines += ["", *("Gradient masking: " + r for r in reasons)] if reasons else []
     return "\n".join(lines)

@@ -212,9 +212,9 @@ def _doors(plan: Plan, attack: Attacks, found: Attacked) -> Doors:
     for rows in plan.rows():
         x, y, noise = plan.at(rows)
         x_adv = plan.at(rows, found.x)[0]
-        split = [attribute(plan.target, x, x_adv, y, weights=w) for w in (False, True)]
+        choices, weights = (attribute(plan.target, x, x_adv, y, weights=w) for w in (False, True))
         wrong = [_frozen(plan, attack, x, y, noise, found.eps, w) for w in (False, True)]
-        parts.append(Doors(*(each.cpu() for each in split), *wrong))
+        parts.append(Doors(choices.cpu(), weights.cpu(), *wrong))
     return join(parts)
 
 
@@ -242,7 +242,7 @@ def _evidence(plan: Plan, attacked: dict[str, list[Answers]]) -> Evidence:
     kept = ~torch.stack(by_gradient).any(0) if by_gradient else None
     ball = Ball(plan.eps[place], plan.norm, plan.bounds)
     steps = getattr(plan.attacks.get("apgd"), "steps", 50)
-    search = plan.attacks.get("random-search", RandomSearch())
+    search = plan.attacks.get("random-search")
     parts = []
     for rows in plan.rows((plan.ids < plan.masking).nonzero()[:, 0]):
         x, y, noise = plan.at(rows)
@@ -255,7 +255,7 @@ def _evidence(plan: Plan, attacked: dict[str, list[Answers]]) -> Evidence:
             strongest=None if kept is None else plan.there(kept[rows]),
             source=plan.source,
             attack=APGD(steps=steps),
-            search=search,
+            search=search if isinstance(search, RandomSearch) else None,
             routes=bool(plan.layers),
             group=min(plan.group, len(x)),
         )

@@ -56,7 +56,8 @@ class Evidence:
 
     def cpu(self) -> Evidence:
         named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return Evidence(**{n: t if t is None else t.cpu() for n, t in named.items()})
+        moved: dict[str, Any] = {n: t.cpu() for n, t in named.items() if t is not None}
+        return dataclasses.replace(self, **moved)
 
 
 def find_evidence(
@@ -69,7 +70,7 @@ def find_evidence(
     strongest: Tensor | None = None,
     source: Target | None = None,
     attack: Attack | None = None,
-    search: RandomSearch | None = None,
+    search: Attack | None = None,
     routes: bool = False,
     group: int = 1,
 ) -> Evidence:
