@@ -91,7 +91,7 @@ class APGD(Attack):
             old=state.x,
             grad=grad,
             size=column(none + 2 * ball.eps, state.x).to(state.x.dtype),
-            loss=loss,
+            loss=none,  # the reference code compares the loss of its first step with 0
             best=state.x,
             best_grad=grad,
             best_loss=loss,

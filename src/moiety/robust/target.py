@@ -13,6 +13,8 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -76,8 +78,8 @@ class Target:
     @property
     def device(self) -> torch.device | None:
         """Where the model is; None: it has no tensor."""
-        tensors = (*self.model.parameters(), *self.model.buffers())
-        return tensors[0].device if tensors else None
+        tensors = chain(self.model.parameters(), self.model.buffers())
+        return next((t.device for t in tensors), None)
 
     def _normalized(self, x: Tensor) -> Tensor:
         if callable(self.normalize):
@@ -107,9 +109,12 @@ class Target:
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def _plain(self, x: Tensor) -> Any:
+        return self.model(x) if self._word is None else self.model(**{self._word: x})
+
+    @cached_property
+    def _word(self) -> str | None:
         names = inspect.signature(self.model.forward).parameters
-        word = next((w for w in ("pixel_values", "inputs_embeds") if w in names), None)
-        return self.model(x) if word is None else self.model(**{word: x})
+        return next((w for w in ("pixel_values", "inputs_embeds") if w in names), None)
 
     # -- left as found -------------------------------------------------------------------------
 
