@@ -148,7 +148,7 @@ def _one_thread():
 def test_a_killed_trial_ends_in_the_same_bits(compared, tmp_path):
     comparison = compared("image", batch=16)
     arm, count = "perturbed-cosine", 960
-    whole, one, _ = run(comparison, arm, tmp_path / "whole", examples=count)
+    whole, one, every = run(comparison, arm, tmp_path / "whole", examples=count)
     script = SCRIPT.format(tests=str(TESTS), folder=str(tmp_path / "killed"))
     child = subprocess.Popen([sys.executable, "-c", script])
     store, deadline = Store(tmp_path / "killed"), time.monotonic() + 300
@@ -160,7 +160,7 @@ def test_a_killed_trial_ends_in_the_same_bits(compared, tmp_path):
     assert child.wait() == -signal.SIGKILL, "it had ended before it could be killed"
     assert 0 < checkpoint.load()["step"] < 60
     again, two, ticks = run(comparison, arm, tmp_path / "killed", examples=count)
-    assert len(ticks) < 40  # it went on from there
+    assert len(ticks) < len(every)  # it went on from there
     assert again == whole and two.curve.rows() == one.curve.rows()
     assert two.extra == one.extra
 

@@ -172,3 +172,10 @@ def test_a_loss_that_explodes_says_what_to_do():
             loss=lambda rows: model(X[rows]).sum() * float("nan"),
             score=lambda: 0.0,
         )
+
+
+def test_checks_after_shares_of_the_steps():
+    recipe = Recipe(steps=64, checks=(1 / 64, 1 / 8, 0.5))
+    assert [step for step in range(1, 65) if recipe.at(step, recipe.checks)] == [1, 8, 32, 64]
+    short = Recipe(steps=3, checks=(1 / 64, 1 / 8, 0.5))
+    assert [step for step in range(1, 4) if short.at(step, short.checks)] == [1, 2, 3]

@@ -82,7 +82,9 @@ def settle_kinds(
                 "fill that column, or predict another"
             )
     if gone.any():
-        notes.append(f"targets: {gone.sum()} rows without a target were left out")
+        notes.append(
+            f"targets: {gone.sum()} rows without {'any' if masked else 'a'} target were left out"
+        )
         labels = labels[~gone]
     gaps = {column: int(labels[column].isna().sum()) for column in labels}
     if any(gaps.values()):

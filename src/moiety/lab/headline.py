@@ -90,23 +90,28 @@ def _sure(result: Result, others: Sequence[str], apart: Sequence[str]) -> str:
 
 
 def _claims(result: Result) -> str:
-    """The verdicts: which arms beat dense where that was the question, else how many got which."""
-    claims = result["claims"]
+    """The verdicts: which arms beat one other where that was the question, else how many."""
+    claims, other = result["claims"], reference(result)
     if not claims:
         return ""
-    if any(
-        c["b"] != DENSE or c["kind"] != "greater" or c["metric"] != result["main"] for c in claims
-    ):
+    if other is None:
         counted = [c["verdict"]["word"] for c in claims]
         parts = [f"{w} {counted.count(w)}" for w in words.VERDICTS if w in counted]
         return f"Verdicts on {len(claims)} claim{'s' * (len(claims) != 1)}: {', '.join(parts)}."
     by = {w: [c["a"] for c in claims if c["verdict"]["word"] == w] for w in words.VERDICTS}
     form = result["metrics"][result["main"]]["format"]
     margin = listed(sorted({words.difference(c["margin"], form, signed=False) for c in claims}))
-    said = f"Shown to be better than dense by more than {margin}: {few(by['holds']) or 'none'}"
+    said = f"Shown to be better than {other} by more than {margin}: {few(by['holds']) or 'none'}"
     for word, text in (("reversed", "worse"), ("negligible", "equal within that")):
         said += f"; {text}: {few(by[word])}" if by[word] else ""
     return said + (f"; {len(by['undecided'])} undecided." if by["undecided"] else ".")
+
+
+def reference(result: Result) -> str | None:
+    """The arm that all others were asked to beat; None where the claims ask something else."""
+    asked = {(c["b"], c["kind"], c["metric"]) for c in result["claims"]}
+    names = {name for name, kind, metric in asked if (kind, metric) == ("greater", result["main"])}
+    return names.pop() if len(asked) == len(names) == 1 else None
 
 
 def _seeds(result: Result) -> str:
@@ -117,16 +122,18 @@ def _seeds(result: Result) -> str:
 
 
 def _cost(result: Result, best: str) -> dict[str, str]:
-    """What the best arm costs, with dense in brackets."""
+    """What the best arm costs, with the one that was to be beaten in brackets."""
     costs = {arm["name"]: arm["cost"] for arm in result["arms"]}
-    beside = costs.get(DENSE) if best != DENSE else None
+    name_of = reference(result) or DENSE
+    beside = costs.get(name_of) if best != name_of else None
     parts: list[str] = []
     for name, (unit, write) in COSTS.items():
         if costs[best].get(name) is None:
             continue
         other = beside.get(name) if beside else None
-        with_dense = "" if other is None else f" ({'dense: ' * (not parts)}{write(other)})"
-        parts.append(f"{write(costs[best][name])}{with_dense} {unit}")
+        before = "" if parts else f"{name_of}: "
+        bracket = "" if other is None else f" ({before}{write(other)})"
+        parts.append(f"{write(costs[best][name])}{bracket} {unit}")
     return {"Cost": f"{listed(parts)}."} if parts else {}
 
 

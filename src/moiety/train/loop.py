@@ -55,12 +55,16 @@ class Recipe:
     warmup: float = 0.1  # share of the steps
     clip: float = 1.0  # of the norm of the gradient
     points: int = 40  # of the curve of the training loss
-    checks: int = 8  # on validation data; the best one is kept
+    # On validation data; the best one is kept. So many, evenly spread, or after these shares.
+    checks: int | tuple[float, ...] = 8
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "points", "checks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        counts = {"steps": self.steps, "batch": self.batch, "points": self.points}
+        if isinstance(self.checks, int):
+            counts["checks"] = self.checks
+        for name, count in counts.items():
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be a positive number, got {self.lr}")
 
@@ -72,8 +76,14 @@ class Recipe:
         done = (step - warm) / (self.steps - warm + 1)
         return self.lr * (1 + math.cos(math.pi * done)) / 2
 
-    def at(self, step: int, times: int) -> bool:
-        """Whether a step is one of `times` spread evenly over all; the last one always is."""
+    def at(self, step: int, times: int | tuple[float, ...]) -> bool:
+        """Whether a step is one of so many, spread evenly, or ends one of these shares of all.
+
+        The last one always is.
+        """
+        if not isinstance(times, int):
+            ends = {max(round(share * self.steps), 1) for share in times}
+            return step in ends or step == self.steps
         return step * times // self.steps > (step - 1) * times // self.steps
 
 

@@ -27,7 +27,10 @@ from .asked import Asked, AskedGates, Asking, read_asked
 from .models import Maker, find_maker
 from .task import Task
 
-POINTS, CHECKS = 40, 8  # of a curve; on validation data
+POINTS = 40  # of a curve
+# Shares of the training after which validation data are asked: often early, since a long budget on
+# a small table has its best model there.
+CHECKS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
 SMOKE = 8  # steps of a trial at the smallest scale
 SAVE_EVERY = 5.0  # seconds between checkpoints
 TIMED = 1.0  # seconds of training that a speed is read from
@@ -169,8 +172,8 @@ class Comparison:
         share, used = self.settings, self.maker
         trained = (
             f"Training: AdamW, learning rate {share['lr']:g} with a warm-up over a tenth of the "
-            f"steps and a cosine down to zero, batches of {share['batch']}; of {CHECKS} checks on "
-            "validation data the best is kept and tested once"
+            f"steps and a cosine down to zero, batches of {share['batch']}; of {len(CHECKS)} "
+            "checks on validation data the best is kept and tested once"
         )
         costs = (
             "Memory: of a training step; on a CPU estimated from weights, gradients, AdamW's "
@@ -282,7 +285,7 @@ class Comparison:
             some = len(task.answer(model, "validation", rows).cpu())
         one = (time.perf_counter() - start) / some
         sizes = {name: len(split) for name, split in task.splits.items()}
-        return one * ((CHECKS + 1) * sizes["validation"] + sizes["test"])
+        return one * ((len(CHECKS) + 1) * sizes["validation"] + sizes["test"])
 
     def cost(self, arm: str, device: torch.device) -> dict[str, Any]:
         """What an arm would cost, without training it: for a dry run."""
