@@ -148,9 +148,9 @@ def test_the_same_rows_with_opposite_values_leave_nothing_so_dense_wins(seed, di
     g = draw(seed)
     x, y = normal(g, rows, dim), normal(g, rows)
     found = theorem1([(x, y), (x, -y)])
-    assert found.dense < 1e-9 < min(found.experts)
+    assert found.dense < 1e-7 * min(found.experts)
     turned_over = theorem1([(x, y), (-x, y)])  # the other reading of the lost minus sign
-    assert turned_over.dense < 1e-9
+    assert turned_over.dense < 1e-7 * min(found.experts)
 
 
 @some
@@ -159,7 +159,7 @@ def test_the_same_rows_with_the_same_values_give_three_equal_models(seed, dim, r
     g = draw(seed)
     x, y = normal(g, rows, dim), normal(g, rows)
     own, dense = least_squares(x, y), least_squares(*join([(x, y), (x, y)]))
-    assert torch.allclose(dense, own, rtol=1e-6, atol=1e-9)
+    assert (dense - own).norm() < 1e-7 * own.norm()
 
 
 @settings(max_examples=150, deadline=None)

@@ -49,7 +49,8 @@ def attack_batch(
     """The batch after PGD on the model as it is now; the last point of each example.
 
     The batch is attacked whole, as it is trained on: where a capacity couples examples, they
-    are coupled here too. `seed` decides a random start and nothing else.
+    are coupled here too. `seed` decides a random start and nothing else: give each step its own
+    (drawn by `torch.randint`, it survives a resume of `train.loop`).
     """
     target = model if isinstance(model, Target) else Target(model)
     attack = PGD(steps=steps, rel_stepsize=rel_stepsize, random_start=random_start)
