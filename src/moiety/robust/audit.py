@@ -36,6 +36,7 @@ from .parallel import here, join, my_rows, together
 from .target import Bounds, Normalize, Target, check_inputs
 
 EPS = (0.0, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
+STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def audit(
     """Attack a model at every eps by every attack, and find out what the attacks did.
 
     data         (x, y), a TensorDataset of the two, or a `Problem` (its test examples)
-    attacks      names (see `audit_attacks`), objects, or objects by name; `steps` for the names
+    attacks      names (see `audit_attacks`), objects, or objects by name
+    steps        of the attacks by name and of those that look for masking; None: their own
     bounds       of x; "auto": (0, 1), and none for embeddings and tables
     normalize    (mean, std) or a function, applied inside the model
     group        examples that share a call and are attacked together; above 1 the result is
@@ -120,6 +122,7 @@ def audit(
         batch=batch,
         group=group,
         seed=seed,
+        steps=steps or STEPS,
         source=_source(source, target),
         main=_main(known) if attribution else None,
         masking=-(-masking // group) * group,

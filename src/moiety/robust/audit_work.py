@@ -76,6 +76,7 @@ class Plan:
     batch: int
     group: int
     seed: int
+    steps: int  # of the attacks that look for masked gradients
     source: Target | None
     main: str | None  # the attack whose doors are looked at
     masking: int
@@ -241,8 +242,7 @@ def _evidence(plan: Plan, attacked: dict[str, list[Answers]]) -> Evidence:
     by_gradient = [found[place].wrong for n, found in attacked.items() if n not in free]
     kept = ~torch.stack(by_gradient).any(0) if by_gradient else None
     ball = Ball(plan.eps[place], plan.norm, plan.bounds)
-    steps = getattr(plan.attacks.get("apgd"), "steps", 50)
-    search = plan.attacks.get("random-search")
+    attack, search = APGD(steps=plan.steps), RandomSearch(steps=2 * plan.steps)  # as much work
     parts = []
     for rows in plan.rows((plan.ids < plan.masking).nonzero()[:, 0]):
         x, y, noise = plan.at(rows)
@@ -254,8 +254,8 @@ def _evidence(plan: Plan, attacked: dict[str, list[Answers]]) -> Evidence:
             noise,
             strongest=None if kept is None else plan.there(kept[rows]),
             source=plan.source,
-            attack=APGD(steps=steps),
-            search=search if isinstance(search, RandomSearch) else None,
+            attack=attack,
+            search=search,
             routes=bool(plan.layers),
             group=min(plan.group, len(x)),
         )
