@@ -1,0 +1,207 @@
+"""`moiety audit`: a saved model and images end in a page; mistakes are one sentence."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+import transformers as T
+from PIL import Image
+
+import moiety as package
+from moiety.cli.audit import read_eps
+from moiety.cli.audit.pictures import prepare
+from moiety.data import load_problem
+
+SIZE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+FAST = ["--steps", 3, "--examples", 12]
+
+
+def vit(folder, *, size=8, channels=1, classes=10, processor=None, names=None, experts=False):
+    """Save a tiny ViT, dense or with experts, and return its folder."""
+    config = T.ViTConfig(
+        **SIZE, num_attention_heads=2, image_size=size, patch_size=4, num_channels=channels
+    )
+    config.id2label = dict(enumerate(names or [f"LABEL_{i}" for i in range(classes)]))
+    config.label2id = {name: i for i, name in config.id2label.items()}
+    torch.manual_seed(0)
+    model = T.ViTForImageClassification(config)
+    if experts:
+        model = package.upcycle(model, experts=4, router="top-k", k=2)
+        package.save(model, folder)
+    else:
+        model.save_pretrained(folder)
+    if processor is not None:
+        processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of colour images by class."""
+    draw = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name, level in (("zebra", 60), ("ant", 180)):
+            (tmp_path / "photos" / split / name).mkdir(parents=True)
+            for i in range(6):
+                pixels = (level + draw.integers(-50, 50, (10, 10, 3))).astype(np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "photos" / split / name / f"{i}.png")
+    return tmp_path / "photos"
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+def test_sizes_are_numbers_or_fractions_in_order():
+    assert read_eps("8/255, 0,1/255,0.5,0.5") == [0, 1 / 255, 8 / 255, 0.5]
+
+
+@pytest.mark.parametrize("text", ["8/0", "", "a", "1/255,", "nan", "1/2/3"])
+def test_what_is_no_size_is_one_sentence(text):
+    with pytest.raises(ValueError, match=r"--eps must be numbers such as 0\.03 or 8/255"):
+        read_eps(text)
+
+
+def test_a_negative_size_is_refused():
+    with pytest.raises(ValueError, match="must not be negative, got -1/255"):
+        read_eps("0,-1/255")
+
+
+# -- images ----------------------------------------------------------------------------------------
+
+
+def test_without_a_processor_images_are_normalised_by_the_data(tmp_path):
+    from moiety.hf.loading import load_any
+
+    folder = str(vit(tmp_path / "m", size=16, channels=3))
+    problem = load_problem("digits")
+    given = prepare(load_any(folder), folder, problem, 20, 0)
+    assert given.x.shape == (20, 3, 16, 16) and given.x.min() >= 0 and given.x.max() <= 1
+    assert given.x.max() > 0.9  # bytes were brought to 0…1, and nothing else
+    assert given.normalize == ([problem.mean[0]] * 3, [problem.std[0]] * 3)
+    assert "mean and std of the training images (it has no image processor)" in given.says
+    other = prepare(load_any(folder), folder, problem, 20, 1)
+    assert not torch.equal(given.x, other.x)  # the seed draws the images
+
+
+def test_a_processor_resizes_and_its_normalisation_is_left_to_the_model(tmp_path, photos):
+    from moiety.hf.loading import load_any
+
+    processor = T.ViTImageProcessor(
+        size={"height": 8, "width": 8}, image_mean=[0.1, 0.2, 0.3], image_std=[0.5, 0.6, 0.7]
+    )
+    names = ["zebra", "ant"]
+    folder = str(vit(tmp_path / "m", channels=3, names=names, processor=processor))
+    problem = load_problem(photos)
+    model = load_any(folder)
+    given = prepare(model, folder, problem, 100, 0)
+    assert given.normalize == ([0.1, 0.2, 0.3], [0.5, 0.6, 0.7])
+    assert given.x.shape == (12, 3, 8, 8) and "ViTImageProcessor" in given.says
+    # What the attacked model sees is what the processor gives.
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in given.normalize)
+    rows = list(problem.test.inputs["images"].permute(0, 2, 3, 1).numpy())
+    wanted = processor(rows, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close((given.x - mean) / std, wanted, atol=1e-5, rtol=0)
+    # Classes go by name: the data count ant first, the model zebra.
+    assert problem.targets[0].classes == ["ant", "zebra"] and "by name" in given.says
+    assert torch.equal(given.y, 1 - problem.test.targets["class"])
+
+
+def test_a_processor_that_keeps_bytes_is_refused(tmp_path, photos):
+    from moiety.hf.loading import load_any
+
+    processor = T.ViTImageProcessor(size={"height": 8, "width": 8}, do_rescale=False)
+    folder = str(vit(tmp_path / "m", channels=3, classes=2, processor=processor))
+    with pytest.raises(ValueError, match="does not bring bytes to 0…1"):
+        prepare(load_any(folder), folder, load_problem(photos), 5, 0)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_a_model_with_experts_gets_a_page(moiety, tmp_path):
+    model, out = vit(tmp_path / "m", experts=True), tmp_path / "out"
+    given = ["--model", model, "--data", "digits", "--eps", "0,8/255", "--attack", "apgd"]
+    code, said, err = moiety("audit", *given, *FAST, "--out", out)
+    assert code == 0, err
+    assert "12 test images of" in said and "no image processor" in said
+    assert "Per example: No attacked example can touch another." in said
+    assert re.search(r"apgd +\d+\.\d% +\d+\.\d%", said)
+    result = json.loads((out / "audit.json").read_text())
+    assert result["kind"] == "audit" and result["data"]["examples"] == 12
+    assert result["eps"] == [0, 8 / 255] and len(result["routing"]) == 2
+    page = (out / "audit.html").read_text()
+    assert "Audit of m" in page and "Routing change" in page
+    assert "--eps 0,8/255 --norm linf --seed 0 --examples 12" in result["command"]
+    assert "--attack apgd --steps 3" in page
+
+
+def test_a_dense_model_in_l2_by_two_attacks(moiety, tmp_path):
+    model = vit(tmp_path / "m")
+    given = ["--model", model, "--data", "digits", "--eps", "0.5", "--attack", "pgd,fgsm"]
+    code, said, err = moiety("audit", *given, "--norm", "l2", *FAST, "--out", tmp_path / "p.html")
+    assert code == 0, err
+    result = json.loads((tmp_path / "p.json").read_text())
+    assert result["routing"] is None and list(result["attacks"]) == ["pgd", "fgsm"]
+    assert result["threat"]["norm"] == "l2" and "union" in said
+    assert "Routing change" not in (tmp_path / "p.html").read_text()
+
+
+def test_groups_are_a_batch_threat_model(moiety, tmp_path):
+    model, out = vit(tmp_path / "m", experts=True), tmp_path / "out"
+    given = ["--model", model, "--data", "digits", "--eps", "8/255", "--group", 4]
+    code, said, err = moiety("audit", *given, *FAST, "--out", out)
+    assert code == 0, err
+    assert "Batch threat model: Groups of 4" in said
+    assert json.loads((out / "audit.json").read_text())["threat"]["group"] == 4
+
+
+def test_a_seed_repeats_itself(moiety, tmp_path):
+    model, results = vit(tmp_path / "m", experts=True), []
+    for folder, seed in (("a", 0), ("b", 0), ("c", 1)):
+        given = ["--model", model, "--data", "digits", "--eps", "4/255", "--seed", seed]
+        moiety("audit", *given, "--steps", 2, "--examples", 4, "--out", tmp_path / folder)
+        result = json.loads((tmp_path / folder / "audit.json").read_text())
+        results.append((result["clean"], result["attacks"]["apgd"]["loss"], result["routing"]))
+    assert results[0] == results[1] != results[2]
+
+
+def test_a_dry_run_writes_nothing(moiety, tmp_path):
+    given = ["--model", vit(tmp_path / "m"), "--data", "digits", "--out", tmp_path / "out"]
+    code, said, _ = moiety("audit", *given, "--dry-run")
+    assert code == 0 and "apgd at 0, 1/255, 2/255, 4/255, 8/255 in linf, cpu" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["--eps", "8/0"], "--eps must be numbers such as 0.03 or 8/255"),
+        (["--attack", "pdg"], "pdg"),
+        (["--norm", "l7"], "l7"),
+        (["--device", "nonsense"], "no device 'nonsense'"),
+        (["--data", "nowhere"], "there is no file or folder nowhere"),
+        (["--model", "./nowhere"], "there is no folder ./nowhere"),
+        (["--examples", "0"], "--examples"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(moiety, tmp_path, changed, said):
+    given = {"--model": vit(tmp_path / "m"), "--data": "digits", "--examples": "12"}
+    given |= {"--steps": 2, "--out": tmp_path / "out"} | dict([changed])
+    code, _, err = moiety("audit", *(word for pair in given.items() for word in pair))
+    (line,) = [line for line in err.splitlines() if line.startswith("moiety:")]
+    assert code == 2 and said in line and err.endswith(f"{line}\n")
+
+
+def test_a_table_has_no_pixels(moiety, tmp_path):
+    rows = "\n".join(f"{i % 7},{i % 2}" for i in range(40))
+    (tmp_path / "t.csv").write_text(f"a,label\n{rows}\n")
+    code, _, err = moiety("audit", "--model", vit(tmp_path / "m"), "--data", tmp_path / "t.csv")
+    assert code == 2 and "an audit moves pixels" in err
+
+
+def test_other_classes_than_the_model_has_are_told(moiety, tmp_path, photos):
+    model = vit(tmp_path / "m", channels=3, classes=5)
+    code, _, err = moiety("audit", "--model", model, "--data", photos)
+    assert code == 2 and "the model has 5 classes and the data have 2" in err
