@@ -1,7 +1,8 @@
-"""`moiety demo`: routers side by side on handwritten digits, at equal active FLOPs; gates of tasks.
+"""`moiety demo`: routers side by side on handwritten digits, at equal active FLOPs; gates of tasks;
+an audit of one of the models.
 
 The models are those of the study `lab/routers`, which compares them over many seeds. The gates of
-tasks are in `tasks.py`.
+tasks are in `tasks.py`, the audit is in `attacked.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.utils.data import TensorDataset
 from ... import cost
 from ...data import digits
 from ...io import write_atomic
-from ...report import Column, routing_page
+from ...report import AuditPart, Column, routing_page
 from ...studies.lab.on_digits import (
     ARMS,
     BATCH,
@@ -38,7 +39,7 @@ from ...studies.lab.on_digits import (
     measure_routing,
 )
 from ...train import find_device, fit
-from . import tasks
+from . import attacked, tasks
 
 CAVEAT = (
     "One seed and 450 test images: use for orientation. Differences between routers at one seed "
@@ -89,7 +90,7 @@ def command(
         bool, typer.Option("--dry-run", help="Show the cost of every arm only.")
     ] = False,
 ) -> None:
-    """Compare routers at equal active FLOPs, then gates of three tasks, and write a page."""
+    """Compare routers at equal active FLOPs, then gates of tasks; attack one; write a page."""
     arms, where, console = choose(arm or []), find_device(device), Console()
     gates = [] if arm else tasks.GATES  # who asks for some routers gets these alone
     train, test = digits()
@@ -100,17 +101,21 @@ def command(
             show(console, rows, COST, "Before training; FLOPs per image, measured")
             return
         check_writable(out)
-        rows, loads = run(arms, train, test, epochs, seed, where, console)
+        rows, loads, trained = run(arms, train, test, epochs, seed, where, console)
         found = tasks.run(gates, train, test, epochs, seed, where, console)
+        victim = None if arm else trained.get(attacked.ARM)
+        part = attacked.run(victim, test, seed, console) if victim is not None else None
     show(console, rows, RESULT, f"Handwritten digits, {epochs} epochs, seed {seed}")
     if found.rows:
         show(console, found.rows, tasks.RESULT, "Three tasks on the same images, a gate for each")
+    if part:
+        typer.echo(f"{part.title}: {attacked.sentence(part)}")
     typer.echo(CAVEAT)
     settings = {"Seed": str(seed), "Epochs": str(epochs), "Device": device}
     repeat = f"moiety demo --seed {seed} --epochs {epochs} --device {device}"
     repeat += "".join(f" --arm {each.name}" for each in arms if arm)
-    path = write_atomic(out / "index.html", page(rows, loads, settings, repeat, found))
-    more = ", the gates of the tasks" if found.rows else ""
+    path = write_atomic(out / "index.html", page(rows, loads, settings, repeat, found, part))
+    more = ", the gates of the tasks" * bool(found.rows) + ", the attack" * bool(part)
     typer.echo(f"The load of every expert{more}: {path}")
 
 
@@ -155,22 +160,22 @@ def run(
     seed: int,
     device: torch.device,
     console: Console | None = None,
-) -> tuple[list[Row], Loads]:
-    """Train every arm, with a progress bar; return their results and the loads of their experts."""
-    steps, rows, loads = epochs * -(-len(train) // BATCH), [], {}
+) -> tuple[list[Row], Loads, dict[str, nn.Module]]:
+    """Train every arm, with a progress bar: results, loads of the experts, and the models."""
+    steps, rows, loads, models = epochs * -(-len(train) // BATCH), [], {}, {}
     columns = TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         overall = progress.add_task("all arms", total=len(arms))
         for arm in arms:
             task = progress.add_task(arm.name, total=steps)
-            model = build(arm, seed).to(device)
+            model = models[arm.name] = build(arm, seed).to(device)
             tick = lambda _, task=task: progress.advance(task)  # noqa: E731
             fit(model, train, epochs=epochs, batch=BATCH, seed=seed, on_step=tick)
             loads[arm.name], result = measure_routing(model, test)
             rows.append({**measure_cost(arm, model, test), **result})
             progress.remove_task(task)
             progress.advance(overall)
-    return beside_dense(rows, test), loads
+    return beside_dense(rows, test), loads, models
 
 
 def measure_cost(arm: Arm, model: nn.Module, test: TensorDataset) -> Row:
@@ -202,7 +207,12 @@ def show(console: Console, rows: list[Row], columns: list[Column], title: str) -
 
 
 def page(
-    rows: list[Row], loads: Loads, settings: dict[str, str], command: str, found: tasks.Found
+    rows: list[Row],
+    loads: Loads,
+    settings: dict[str, str],
+    command: str,
+    found: tasks.Found,
+    audit: AuditPart | None = None,
 ) -> str:
     """The results and the load of every expert in every layer, as one HTML file."""
     summary = (
@@ -220,4 +230,5 @@ def page(
         settings=settings,
         command=command,
         tasks=found.part(),
+        audit=audit,
     )
