@@ -53,6 +53,15 @@ def test_a_loss_that_does_not_rise_has_no_door():
     assert "does not rise" in answers(audited.result(attribution=found))["Which door"]
 
 
+def test_a_part_that_takes_back_is_no_share():
+    changed = {"input": [0.0, 0.8, 1.8, 4.5], "routes": [0.0, 0.0, -0.1, -0.4]}
+    found = audited.result(attribution=audited.RESULT["attribution"] | changed)
+    assert (
+        "+4.5 through the input at unchanged routes, −0.4 through changed routes"
+        in (answers(found)["Which door"])
+    )
+
+
 def test_routing_is_told_layer_by_layer():
     page = audit_page(audited.result())
     seen = text(page)

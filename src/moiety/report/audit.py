@@ -122,7 +122,7 @@ def answers(result: Result) -> dict[str, str]:
     if result["attribution"]:
         found["Which door"] = _door(result["attribution"])
     masking = result["masking"]
-    found["Trust it?"] = (
+    found["Trust"] = (
         "No: gradients are masked, so that a stronger attack would find more."
         if masking["flagged"]
         else "No sign of masked gradients."
@@ -136,8 +136,10 @@ def _door(found: Result) -> str:
     where = f"at ε = {eps_text(found['eps'][at])} ({found['attack']})"
     if total is None or total <= 0:
         return f"The loss does not rise {where}."
+    form = ".0%" if min(input, routes) >= 0 else "+.3g"  # no share is above 100 %, nor below 0
     parts = {"the input at unchanged routes": input, "changed routes": routes}
-    said = ", ".join(f"{number(part / total, '.0%')} through {by}" for by, part in parts.items())
+    shown = {by: part / total if form == ".0%" else part for by, part in parts.items()}
+    said = ", ".join(f"{number(part, form)} through {by}" for by, part in shown.items())
     return f"The loss rises by {number(total)} {where}: {said}."
 
 
@@ -223,7 +225,7 @@ def _split(result: Result, found: Result, i: int) -> list[dict[str, str]]:
 def _masking(found: Result) -> dict[str, Any]:
     kinds = {
         "strongest": "Strongest attack by gradients",
-        "transfer": "Transfer from another model",
+        "transfer": "Attack made on another model",
         "random": "Random search, without gradients",
     }
     shown = {text: found[key] for key, text in kinds.items() if found[key] is not None}
