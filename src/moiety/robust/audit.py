@@ -127,6 +127,7 @@ def audit(
         main=_main(known) if attribution else None,
         masking=-(-masking // group) * group,
         lipschitz=lipschitz,
+        first=inputs.x[: max(lipschitz, 1)],
         repeats=repeats,
         layers=layers_of(target),
         why=couples(target, inputs.x),

@@ -81,7 +81,7 @@ def _machine(plan: Plan) -> dict[str, Any]:
 
 def _flops(plan: Plan) -> float | None:
     """FLOPs of a forward pass of one example."""
-    x = plan.at(torch.arange(1))[0]
+    x = plan.there(plan.first[:1])
     return forward_flops(lambda: plan.target(x), plan.target.model) or None
 
 

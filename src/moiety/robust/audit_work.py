@@ -81,6 +81,7 @@ class Plan:
     main: str | None  # the attack whose doors are looked at
     masking: int
     lipschitz: int
+    first: Tensor  # the first examples of all, the same in every process
     repeats: int
     layers: list[str]
     why: str | None  # the examples of a batch influence each other
@@ -155,7 +156,7 @@ def do(plan: Plan, tick: Tick = lambda what: None) -> Work:
         tick("Lipschitz constants")
         lipschitz = _lipschitz(plan)
         with torch.no_grad():
-            classes = plan.target(plan.at(torch.arange(1))[0]).logits.shape[-1]
+            classes = plan.target(plan.there(plan.first[:1])).logits.shape[-1]
     return Work(clean, again, attacked, seconds, doors, evidence, lipschitz, classes)
 
 
@@ -268,5 +269,4 @@ def _lipschitz(plan: Plan) -> dict[str, Any] | None:
     if not plan.lipschitz or here()[0]:
         return None
     count = min(plan.lipschitz, plan.group) if plan.why else plan.lipschitz
-    x, _, _ = plan.at(torch.arange(min(count, len(plan.x))))
-    return measure_lipschitz(plan.target, x)
+    return measure_lipschitz(plan.target, plan.there(plan.first[:count]))

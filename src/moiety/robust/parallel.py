@@ -59,24 +59,23 @@ def together(work: Callable[[], T]) -> list[T]:
     return [part for _, part in parts]
 
 
-def join(parts: Sequence[T]) -> T:
-    """One value of the parts of all processes: tensors one after the other, values with + added.
+def join(parts: Sequence[Any]) -> Any:
+    """One value of the parts of all processes: tensors one after the other, values by `joined`.
 
     Dicts, lists and dataclasses are joined part by part; of numbers the largest stays, and of
-    anything else the first that is not None.
+    anything else the first. What a process has not (None) is left out.
     """
-    first: Any = parts[0]
+    parts = [part for part in parts if part is not None]
+    first: Any = parts[0] if parts else None
     if isinstance(first, Tensor):
-        return torch.cat([part for part in parts if isinstance(part, Tensor)])  # type: ignore
+        return torch.cat(parts)
     if hasattr(first, "joined"):
         return first.joined(parts[1:])
     if isinstance(first, dict):
-        return {k: join([part[k] for part in parts]) for k in first}  # type: ignore
+        return {key: join([part[key] for part in parts]) for key in first}
     if isinstance(first, list):
-        return [join(column) for column in zip(*parts, strict=True)]  # type: ignore
+        return [join(column) for column in zip(*parts, strict=True)]
     if dataclasses.is_dataclass(first):
-        names = [f.name for f in dataclasses.fields(first)]
-        return type(first)(**{n: join([getattr(p, n) for p in parts]) for n in names})  # type: ignore
-    if isinstance(first, (int, float)):
-        return max(parts)  # type: ignore
-    return next((part for part in parts if part is not None), first)
+        names, make = [f.name for f in dataclasses.fields(first)], first.__class__
+        return make(**{name: join([getattr(part, name) for part in parts]) for name in names})
+    return max(parts) if isinstance(first, (int, float)) else first
