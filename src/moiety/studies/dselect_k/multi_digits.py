@@ -166,13 +166,14 @@ SEARCH = Search(
 )
 
 
-def make_study(name: str, images: str, question: str, claims: Sequence[Claim]) -> Study:
+def make_study(
+    name: str, images: str, question: str, claims: Sequence[Claim], *, title: str
+) -> Study:
     """The study of one of the sets."""
-    title = name.split("/")[1].replace("-", " ").title().replace(" ", "-").replace("Mnist", "MNIST")
     small = {"set": images, "counts": [1000, 300, 500], "batch": 64, "epochs": 4}
     return Study(
         name=name,
-        title=f"{title}: two images in one, a gate for each",
+        title=title,
         question=question,
         run_block=run_block,
         block=12,

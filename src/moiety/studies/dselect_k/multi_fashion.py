@@ -22,4 +22,5 @@ study = make_study(
         )
         for other in ARMS[1:]
     ],
+    title="Multi-Fashion: two images in one, a gate for each",
 )

@@ -51,4 +51,5 @@ study = make_study(
             tier="our own",
         ),
     ],
+    title="Multi-MNIST: two images in one, a gate for each",
 )
