@@ -189,6 +189,41 @@ def test_drops_are_a_change_that_no_attack_made():
     assert found["threat"]["coupled"] is None
 
 
+def test_the_balance_losses_join_the_attack(model):
+    balanced = trained(k=2, balance={"switch": 0.1, "importance": 0.1})
+    found = audit(balanced, data(), [0.05], "apgd + auxiliary", **QUICK).result
+    assert found["union"]["of"] == ["apgd", "apgd + auxiliary"]
+    losses = [found["attacks"][name]["loss"] for name in found["union"]["of"]]
+    assert losses[0] != losses[1]
+
+
+def test_rows_of_labels(model):
+    x, y = data()
+    rows = nn.functional.one_hot(y, 3)
+    found = audit(model, (x, rows), [0, 0.1], "apgd-sigmoid", **QUICK).result
+    parts, losses = found["attribution"], found["attacks"]["apgd-sigmoid"]["loss"]
+    assert parts["total"] == pytest.approx([a - found["clean"]["loss"] for a in losses], abs=1e-6)
+
+
+class Quantised(nn.Module):
+    """Rounds its input, so that its gradient is zero."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model((x * 50).round() / 50)
+
+
+def test_masking_is_flagged_and_an_honest_model_with_a_hard_router_is_not(model):
+    options = {**QUICK, "masking": 12, "attribution": False}
+    assert audit(model, data(), [0.1], "apgd", **options).result["masking"]["flagged"] is False
+    masked = audit(Quantised(model), data(), [0.1], "apgd", **options)
+    assert masked.result["masking"]["flagged"] is True
+    assert "Gradient masking: The gradient is zero" in str(masked)
+
+
 # -- groups --------------------------------------------------------------------------------------
 
 
@@ -280,7 +315,14 @@ def test_an_upcycled_vit_has_the_error_of_its_dense_one_and_routes():
     for model, layers in ((dense, 0), (sparse, 2)):
         with torch.no_grad():
             y = model(pixel_values=(x - 0.5) / 0.5).logits.argmax(-1)
-        found = audit(model, (x, y), [0, 0.1], ["pgd", "apgd"], normalize=(0.5, 0.5), **QUICK)
+        found = audit(
+            model,
+            (x, y),
+            [0, 0.1],
+            ["pgd", "apgd"],
+            normalize=(0.5, 0.5),
+            **{**QUICK, "lipschitz": 1},
+        )
         result = found.result
         assert result["clean"]["error"] == 0
         assert result["union"]["error"][-1] > 0
@@ -304,6 +346,14 @@ def test_a_problem_of_images(tmp_path):
 
 
 # -- shown ---------------------------------------------------------------------------------------
+
+
+def test_a_bar_in_a_terminal(model, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes any stream for a terminal
+    audit(model, data(4), [0.1], "fgsm", **{**QUICK, "progress": True})
+    assert "masked gradients" in capsys.readouterr().err
+    audit(model, data(4), [0.1], "fgsm", **QUICK)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_table_and_the_page(found, tmp_path):

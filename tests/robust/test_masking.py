@@ -104,7 +104,7 @@ MASKS = {
         lambda m, x: m((x * 50).round() / 50),
         ["Random search reaches", "The gradient is zero on 100.0%"],
     ),
-    "saturated logits": (lambda m, x: 1e4 * m(x), ["The gradient is zero on"]),
+    "saturated logits": (lambda m, x: 500 * m(x), ["The gradient is zero on"]),
     "no gradient at all": (lambda m, x: m(x.detach()), ["The gradient is zero on 100.0%"]),
     "a gradient that misleads": (
         lambda m, x: m(Backwards.apply(x)),
@@ -137,7 +137,7 @@ def test_the_attacks_made_so_far_count_as_the_strongest(sparse):
 
 def test_numbers_by_hand():
     def bits(text):
-        return torch.tensor([c == "1" for c in text])
+        return torch.tensor([c == "1" for c in 2 * text])
 
     evidence = Evidence(
         right=bits("1110"), strongest=bits("1100"), random=bits("1000"), transfer=None,
@@ -146,8 +146,17 @@ def test_numbers_by_hand():
     found = judge(evidence)
     assert (found["strongest"], found["random"], found["transfer"]) == (0.5, 0.75, None)
     assert [reason.split()[0] for reason in found["reasons"]] == ["Random", "The", "On"]
-    assert "33.3%" in found["reasons"][1]  # of the three that are right when clean
+    assert "33.3%" in found["reasons"][1]  # of the six that are right when clean
     assert "66.7%" in found["reasons"][2]
+
+
+def test_one_example_more_is_luck():
+    kept = torch.ones(20, dtype=torch.bool)
+    for lucky, flagged in ((1, False), (2, True)):
+        random = kept.clone()
+        random[:lucky] = False
+        evidence = Evidence(kept, kept, random, random, ~kept, ~kept, ~kept)
+        assert judge(evidence)["flagged"] is flagged
 
 
 @pytest.mark.parametrize(

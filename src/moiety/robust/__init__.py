@@ -8,6 +8,7 @@ from .apgd import APGD, apgd
 from .attack import Attacked, run_attack
 from .attribution import Frozen, Parts, attribute, freeze
 from .audit import Audit, audit
+from .audit_attacks import FromClean, named_attacks
 from .audit_check import check_audit
 from .ball import Ball
 from .base import Attack
@@ -28,6 +29,7 @@ __all__ = [
     "Attacked",
     "Audit",
     "Ball",
+    "FromClean",
     "Frozen",
     "Loss",
     "Noise",
@@ -44,6 +46,7 @@ __all__ = [
     "coupled",
     "fgsm",
     "freeze",
+    "named_attacks",
     "pgd",
     "routing_change",
     "run_attack",

@@ -65,13 +65,14 @@ def attribute(
     y: Tensor,
     *,
     weights: bool = False,
-    loss: LossLike = "ce",
+    loss: LossLike | None = None,
 ) -> Parts:
     """Split the change of the loss from x to x_adv, example by example.
 
     weights: the routes are the choices and their combine weights, not the choices alone.
+    loss: None: cross-entropy, or where y has a column for each class sigmoid cross-entropy.
     """
-    chosen = build_loss(loss)
+    chosen = build_loss(loss or ("ce" if y.dim() == 1 else "sigmoid"))
     watched = target.watching("all" if chosen.needs_routes else "choice")
 
     def measure(at: Tensor, routes: Routes | None = None) -> tuple[Tensor, Routes]:

@@ -30,7 +30,8 @@ from .noise import Noise
 from .search import RandomSearch
 from .target import Seen, Target, correct
 
-SLACK = 0.01  # attacks without a gradient may be better by so much, as luck has it
+# Attacks without a gradient may be better by so much, as luck has it: a share, and examples.
+SLACK, LUCKY = 0.01, 1
 ZERO, BLIND, UNREACHED = 0.05, 0.5, 0.05  # shares of the examples above which a sign is one
 DIRECTIONS = 4  # random steps, the best of which a step along the gradient has to beat
 PART = 0.25  # of eps: their length, short enough for the gradient to hold
@@ -76,7 +77,8 @@ def find_evidence(
 ) -> Evidence:
     """Look for the signs on one batch.
 
-    strongest  [B] bool: right after the attacks made so far; None: after `attack`
+    strongest  [B] bool: right after the attacks made so far, to which `attack` is added
+    attack     that with a gradient; None: AutoPGD
     source     another model to transfer from; with `routes` and none given, the target itself with
                its routes frozen
     """
@@ -94,8 +96,8 @@ def find_evidence(
     with target.at_rest():
         with torch.no_grad():
             right = correct(target(x).logits, y)
-        if strongest is None:
-            strongest = right_after(attack, target, ball)
+        own = right_after(attack, target, ball)
+        strongest = own if strongest is None else own & strongest
         transfer = None
         if source is not None:
             with source.at_rest():
@@ -124,7 +126,8 @@ def _slopes(
 ) -> tuple[Tensor, Tensor]:
     """`[B]` bool each: the gradient is zero (or no number); it is not, but leads nowhere."""
     at = x.detach().requires_grad_()
-    loss = _loss(target, at, y)
+    # In the precision of the logits, as attacks see it: in a higher one less of it vanishes.
+    loss = _loss(target(at), y)
     grad = torch.zeros_like(x)
     if loss.requires_grad:
         found = torch.autograd.grad(loss.sum(), at, allow_unused=True)[0]
@@ -132,19 +135,19 @@ def _slopes(
     size = grad.flatten(1).abs().amax(1)
     zero = ~(size.isfinite() & (size > 0))
 
-    def rise(direction: Tensor) -> Tensor:
+    def loss_along(direction: Tensor) -> Tensor:
         moved = ball.clip(x + PART * ball.eps * ball.step(direction))
         with torch.no_grad():
-            return _loss(target, moved, y) - loss.detach()
+            return _loss(Seen(target(moved).logits.double()), y)
 
-    along = rise(grad)
+    along = loss_along(grad)
     draws = [noise.stream(10_000 + i).normal(x.shape[1:]).to(x) for i in range(DIRECTIONS)]
-    best = torch.stack([rise(direction) for direction in draws]).amax(0)
+    best = torch.stack([loss_along(direction) for direction in draws]).amax(0)
     return zero, ~zero & (along <= best)
 
 
-def _loss(target: Target, x: Tensor, y: Tensor) -> Tensor:
-    return LOSSES["ce"](Seen(target(x).logits.double()), y)
+def _loss(seen: Seen, y: Tensor) -> Tensor:
+    return LOSSES["ce" if y.dim() == 1 else "sigmoid"](seen, y)
 
 
 def judge(evidence: Evidence) -> dict[str, Any]:
@@ -160,8 +163,9 @@ def judge(evidence: Evidence) -> dict[str, Any]:
     }
     reasons = []
     words = {"random": "Random search", "transfer": "An attack on another model"}
+    slack = max(SLACK, (LUCKY + 0.5) / max(len(right), 1))
     for word, attack in words.items():
-        if (error[word] or 0.0) > (error["strongest"] or 0.0) + SLACK:
+        if (error[word] or 0.0) > (error["strongest"] or 0.0) + slack:
             reasons.append(
                 f"{attack} reaches an error of {error[word]:.1%}, more than the "
                 f"{error['strongest']:.1%} of the strongest attack that follows the gradient."
