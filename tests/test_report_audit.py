@@ -10,6 +10,7 @@ from moiety.report import AuditPart, audit_page, routing_page
 from moiety.report.audit import answers
 from moiety.report.audit_routes import eps_axis, eps_text
 from moiety.report.chart import HEIGHT, NEAR, TOP, WIDTH, Series, bars, lines
+from moiety.robust import check_audit
 
 EVIL = "</svg><script>alert(1)</script>&"
 
@@ -18,6 +19,13 @@ def text(html):
     """What a reader sees: no tags, no double spaces."""
     body = html.split("</style>")[1]
     return " ".join(re.sub(r"<[^>]+>", " ", body).split())
+
+
+@pytest.mark.parametrize(
+    "make", [audited.result, audited.dense, audited.batch, audited.deep], ids=lambda f: f.__name__
+)
+def test_what_these_tests_show_is_a_result_of_an_audit(make):
+    check_audit(make())
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -29,7 +37,7 @@ def test_every_error_is_there_with_its_interval():
         row = " ".join(f"{error:.1%} {_interval(error)}" for error in errors)
         assert f"{name} {row}" in page
     assert f"union 4.0% {_interval(0.04)} 36.0%" in page
-    assert "ε = 0 ε = 1/255 ε = 2/255 ε = 8/255" in page
+    assert "Error at ε 0 1/255 2/255 8/255 Time" in page
 
 
 def _interval(error):
@@ -46,6 +54,11 @@ def test_the_answers_come_first():
     )
     assert "71% through the input at unchanged routes, 29% through changed" in said["Which door"]
     assert all(page.index(each) < page.index("Error against ε") for each in said.values())
+
+
+def test_the_doors_are_told_size_by_size():
+    page = text(audit_page(audited.result()))
+    assert "8/255 +4.100 +2.900 +1.200 +1.700 93.0% 85.0% 80.0%" in page
 
 
 def test_a_loss_that_does_not_rise_has_no_door():

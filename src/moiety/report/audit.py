@@ -17,7 +17,9 @@ from .words import THOUSANDS, duration, interval, number, plain, quantity, when,
 
 Result = Mapping[str, Any]
 UNION = "union"
-SPLIT = ["ε", "Rise in loss", "Input", "Routes", "Error", "Choices frozen", "Weights too"]
+SPLIT = ["ε", "Rise in loss", "Input", "Routes", "… and weights", "Error"]
+SPLIT += ["Choices frozen", "… and weights"]
+PARTS = ("total", "input", "routes")
 NORMS = {"linf": "l∞", "l2": "l2"}
 
 
@@ -132,7 +134,7 @@ def answers(result: Result) -> dict[str, str]:
 
 def _door(found: Result) -> str:
     at = last(found["eps"])
-    total, input, routes = (found[key][at] for key in ("total", "input", "routes"))
+    total, input, routes = (found[key][at] for key in PARTS)
     where = f"at ε = {eps_text(found['eps'][at])} ({found['attack']})"
     if total is None or total <= 0:
         return f"The loss does not rise {where}."
@@ -157,7 +159,7 @@ def error_view(result: Result) -> dict[str, Any]:
     ]
     label = f"Error against ε with 95 % intervals, of {', '.join(drawn)}"
     rows = {name: [*_errors(each), _time(each)] for name, each in drawn.items()}
-    columns = ["Attack", *(f"ε = {eps_text(e)}" for e in result["eps"]), "Time"]
+    columns = ["Error at ε", *map(eps_text, result["eps"]), "Time"]
     numbers = table("Error of every attack", columns, rows, bold=UNION)
     more = {
         key: _values(result, key, form, caption)
@@ -185,9 +187,7 @@ def _values(result: Result, key: str, form: str, caption: str) -> dict[str, Any]
         name: [cell(number(value, form)) for value in each[key]]
         for name, each in result["attacks"].items()
     }
-    head = {"loss": "Loss", "changed": "Changed"}[key]
-    columns = [head, *(f"ε = {eps_text(e)}" for e in result["eps"])]
-    return table(caption, columns, rows)
+    return table(caption, [f"{key.capitalize()} at ε", *map(eps_text, result["eps"])], rows)
 
 
 # -- the rest --------------------------------------------------------------------------------------
@@ -217,7 +217,8 @@ def _split(result: Result, found: Result, i: int) -> list[dict[str, str]]:
     place = result["eps"].index(found["eps"][i]) if found["eps"][i] in result["eps"] else None
     error = attack["error"][place] if attack and place is not None else None
     frozen = [found["frozen"][kind]["error"][i] for kind in ("choices", "weights")]
-    parts = [number(found[key][i], "+.3f") for key in ("total", "input", "routes")]
+    weighed = found["frozen"]["weights"]["routes"]
+    parts = [number(each[i], "+.3f") for each in (*(found[key] for key in PARTS), weighed)]
     texts = [*parts, *(number(value, ".1%") for value in (error, *frozen))]
     return [cell(text) for text in texts]
 

@@ -92,8 +92,7 @@ def _changes(result: Result, attack: str, sizes: Sequence[str]) -> dict[str, Any
     for name, layer in result["routing"].items():
         values = [noise.get(name)] * noisy + list(layer["attacks"][attack]["change"])
         rows.append((name, [_shaded(value) for value in values]))
-    columns = ["no attack"] * noisy + [f"ε = {size}" for size in sizes]
-    return {"name": attack, "columns": columns, "rows": rows}
+    return {"name": attack, "columns": ["no attack"] * noisy + [*sizes], "rows": rows}
 
 
 def _shaded(value: float | None) -> dict[str, Any]:
