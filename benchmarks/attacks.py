@@ -194,7 +194,7 @@ def compare(
     rows = {
         who: {
             "robust accuracy": accuracy(model, x_adv, y),
-            "farthest": float((x_adv - x).abs().max()),
+            "farthest": (x_adv.detach() - x).abs().max().item(),
             "seconds": statistics.median(r[who] for r in rounds),
             "times slower": statistics.median(r[who] / r["moiety"] for r in rounds),
         }

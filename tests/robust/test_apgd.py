@@ -78,7 +78,7 @@ def test_beside_the_plain_algorithm(norm, loss, steps):
         y = answers(model, x)
         best, best_loss = plain(model, x, y, 0.2, norm, steps, loss)
         ours = apgd(model, x, y, 0.2, steps, norm=norm, loss=loss, keep="loss")
-        reached = float(build_loss(loss)(Seen(model(ours)), y))
+        reached = build_loss(loss)(Seen(model(ours)), y).item()
         assert reached == pytest.approx(best_loss, abs=1e-9)
         if not (loss == "dlr" and best_loss > 0):  # beyond 0 it has plateaus without a gradient
             torch.testing.assert_close(ours, best, rtol=0, atol=1e-8)

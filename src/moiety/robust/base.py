@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from .ball import Ball, column
-from .graph import Repeater
+from .graph import Step
 from .losses import Loss, LossLike, build_loss
 from .noise import Noise
 from .state import State
 from .target import Target, correct
 
 Keep = Literal["fooled", "loss", "last"]
+FEWEST = 32  # rows below which a GPU gains nothing from fewer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +65,9 @@ class Attack:
     ) -> Tensor:
         """Adversarial inputs for one batch; `run_attack` checks, batches and scores around it."""
         loss = build_loss(self.loss)
-        if loss.needs_routes:
+        if loss.needs_routes and target.watch != "all":
             target = target.watching("all")
-        hunt = Hunt(target, loss, ball, self.samples, keep, early_stop, group, x, y)
+        hunt = Hunt(target, loss, ball, self.samples, keep, early_stop, group, x, y, repr(self))
         aims = self.aims(target, x, y)
         for restart in range(self.restarts):
             for number, hunt.found.aim in enumerate(aims):
@@ -103,7 +104,9 @@ class Hunt:
         group: int,
         x: Tensor,
         y: Tensor,
+        name: str,
     ) -> None:
+        self.key = (name, ball, keep, group)  # all that a step depends on but its tensors
         self.target, self.loss, self.ball, self.samples = target, loss, ball, samples
         self.keep, self.group = keep, group
         self.early_stop = early_stop and keep == "fooled"  # elsewhere it would change the result
@@ -119,8 +122,6 @@ class Hunt:
             kept_fooled=torch.zeros_like(worst),
         )
 
-        self.repeat = Repeater()
-
     def begin(self) -> State | None:
         """All examples in play, at their clean points; None: there is none left."""
         state = State(**self.found.tensors())
@@ -130,13 +131,25 @@ class Hunt:
         """Let fooled examples leave, if there are any and leaving is allowed. Waits for a GPU."""
         if not self.early_stop:
             return state
-        left = (state.kept_fooled < self.group).nonzero()[:, 0]
-        # A graph is captured for each number of examples, so that on a GPU half of them must leave.
-        enough = len(state.row) // 2 if state.x.is_cuda else len(state.row) - 1
-        if len(left) <= enough:
+        fooled = state.kept_fooled >= self.group
+        rows = len(fooled)
+        left = rows - int(fooled.sum())
+        size = self.size(rows, left)
+        if size < rows:
             self.end(state)
-            state.take(left)
-        return state if len(left) else None
+            state.take(fooled.long().argsort(stable=True)[:size])
+        return state if left else None
+
+    def size(self, rows: int, left: int) -> int:
+        """Rows to go on with; on a GPU few different numbers, as a step is captured for each.
+
+        There some fooled ones stay to fill them up, and keep the points they have.
+        """
+        return halved(rows, left, self.group) if self.found.x.is_cuda else left
+
+    def repeat(self, step: Step, state: State, times: int) -> None:
+        """Take `times` steps, the same for all; the first step of a run is taken by itself."""
+        self.target.repeater(self.key, step, state, times)
 
     def end(self, state: State) -> None:
         """Write down what was found for the examples in play."""
@@ -151,7 +164,7 @@ class Hunt:
     ) -> tuple[Tensor, Tensor]:
         """Evaluate `state.x` and keep it where it is better: its loss `[B]` and gradient."""
         loss, logits, slope = self._evaluate(state, grad)
-        total = self.grouped(loss)
+        total = self.grouped(loss).to(state.kept_loss.dtype)
         if keep and (last or self.keep != "last"):
             self._keep(state, total, logits)
         return total, slope
@@ -185,6 +198,13 @@ class Hunt:
             return values
         sums = values.view(-1, self.group).sum(1, keepdim=True)
         return sums.expand(-1, self.group).reshape(-1)
+
+
+def halved(rows: int, left: int, group: int) -> int:
+    """Half the rows, or half of that, ..., in whole groups, as long as all that are left fit in."""
+    while left and rows >= 2 * max(left, FEWEST):
+        rows = -(-rows // (2 * group)) * group
+    return rows if left else 0
 
 
 def _slope(loss: Tensor, x: Tensor) -> Tensor:

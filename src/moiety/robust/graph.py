@@ -1,4 +1,4 @@
-"""A step of an attack as a CUDA graph: all its launches repeated by one.
+"""Steps of an attack as CUDA graphs: all launches of a step repeated by one.
 
 Small models leave a GPU waiting for the host: a step of AutoPGD is a hundred launches of
 microseconds each. On a CPU, and where a step waits for the host (some experts loop over the tokens
@@ -7,54 +7,74 @@ they were given), steps run as they are written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .state import State
 
 Step = Callable[[Any], None]  # of the state that the attack uses
+HELD = 8  # graphs at once: each holds the memory of a forward and a backward pass
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A captured step, and the state that it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    held: State
+    step: Step  # alive as long as what it captured
+
+    def replay(self, state: State, times: int) -> None:
+        """Take the state `times` steps on."""
+        for name, t in state.tensors().items():
+            getattr(self.held, name).copy_(t)
+        for _ in range(times):
+            self.graph.replay()
+        for name, t in self.held.tensors().items():
+            setattr(state, name, t.clone())
 
 
 class Repeater:
-    """Repeats the steps of one batch; a graph for each number of examples in play."""
+    """Repeats the steps of attacks on one target; the same step of the same shape is captured once.
 
-    def __init__(self) -> None:
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, State]] = {}
+    A captured step reads the model's tensors where they were, so their places are part of the key.
+    """
+
+    def __init__(self, tensors: Callable[[], Hashable]) -> None:
+        self.tensors = tensors
+        self.graphs: dict[Hashable, Graph] = {}
         self.refused = False
 
-    def __call__(self, step: Step, state: State, times: int) -> None:
+    def __call__(self, key: Hashable, step: Step, state: State, times: int) -> None:
         """Take `times` steps; one must have been taken before, as a capture cannot be the first."""
-        if state.x.is_cuda and not self.refused and times > 1:
-            times -= self._replay(step, state, times)
+        graph = self._graph(key, step, state) if state.x.is_cuda and times > 1 else None
+        if graph is not None:
+            graph.replay(state, times)
+            return
         for _ in range(times):
             step(state)
 
-    def _replay(self, step: Step, state: State, times: int) -> int:
-        """The steps that were taken: all of them, or none."""
-        count = len(state.row)
-        if count not in self.graphs:
+    def _graph(self, key: Hashable, step: Step, state: State) -> Graph | None:
+        if self.refused:
+            return None
+        shapes = tuple((n, t.shape, t.dtype, t.device) for n, t in state.tensors().items())
+        whole = (key, self.tensors(), shapes)
+        if whole not in self.graphs:
             captured = capture(step, state)
             if captured is None:
                 self.refused = True
-                return 0
-            self.graphs[count] = captured
-        graph, held = self.graphs[count]
-        now = state.tensors()
-        for name, t in held.tensors().items():
-            if now[name] is not t:
-                t.copy_(now[name])
-        for _ in range(times):
-            graph.replay()
-        for name, t in held.tensors().items():
-            setattr(state, name, t.clone())  # the graph writes into its own again
-        return times
+                return None
+            if len(self.graphs) == HELD:
+                self.graphs.pop(next(iter(self.graphs)))  # the oldest
+            self.graphs[whole] = captured
+        return self.graphs[whole]
 
 
-def capture(step: Step, state: State) -> tuple[torch.cuda.CUDAGraph, State] | None:
-    """The graph of a step and the state it reads and writes; None where it waits for the host."""
+def capture(step: Step, state: State) -> Graph | None:
+    """The graph of a step that was taken before; None where it waits for the host."""
     held = type(state)(**{name: t.clone() for name, t in state.tensors().items()})
     graph = torch.cuda.CUDAGraph()
     generator = torch.cuda.default_generators[state.x.device.index]
@@ -66,12 +86,11 @@ def capture(step: Step, state: State) -> tuple[torch.cuda.CUDAGraph, State] | No
             after = type(state)(**held.tensors())
             step(after)
             for name, t in held.tensors().items():
-                new: Tensor = getattr(after, name)
-                if new is not t:
-                    t.copy_(new)
+                if getattr(after, name) is not t:
+                    t.copy_(getattr(after, name))
     except RuntimeError:
         torch.cuda.synchronize()
         return None
     finally:
         generator.graphsafe_set_state(usual)
-    return graph, held
+    return Graph(graph, held, step)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..watch import Routes, watch
+from .graph import Repeater
 
 Normalize: TypeAlias = (
     tuple[float | Sequence[float], float | Sequence[float]] | Callable[[Tensor], Tensor] | None
@@ -115,6 +116,16 @@ class Target:
     def _word(self) -> str | None:
         names = inspect.signature(self.model.forward).parameters
         return next((w for w in ("pixel_values", "inputs_embeds") if w in names), None)
+
+    @cached_property
+    def repeater(self) -> Repeater:
+        """What repeats the steps of attacks; on a GPU it captures them."""
+
+        def places() -> tuple[int | bool, ...]:
+            own = chain(self.model.parameters(), self.model.buffers())
+            return (self.model.training, *(t.data_ptr() for t in own))
+
+        return Repeater(places)
 
     # -- left as found -------------------------------------------------------------------------
 
