@@ -159,7 +159,8 @@ def test_a_part_of_another_page():
 
 
 @pytest.mark.parametrize(
-    ("eps", "said"), [(0, "0"), (8 / 255, "8/255"), (0.5, "0.5"), (1.0, "1"), (0.03, "0.03")]
+    ("eps", "said"),
+    [(0, "0"), (8 / 255, "8/255"), (0.5, "0.5"), (1.0, "1"), (0.2, "0.2"), (0.03, "0.03")],
 )
 def test_sizes_are_written_as_people_do(eps, said):
     assert eps_text(eps) == said

@@ -47,7 +47,7 @@ def test_lines_are_told_apart_and_the_union_is_the_ink_of_the_page(visit):
     looks = [tuple(line.evaluate(style)) for line in lines.all()]
     assert len(set(looks)) == len(looks) == len(audited.ERRORS) + 1
     ink = page.evaluate("getComputedStyle(document.body).color")
-    assert looks[-1][0] == ink and looks[0][0] != ink
+    assert looks[0][0] == ink and looks[-1][0] != ink  # below the others, which it would hide
 
 
 def test_text_of_a_chart_stays_inside_it_and_apart(visit):

@@ -117,8 +117,8 @@ def answers(result: Result) -> dict[str, str]:
         f"; all attacks together {number(union['error'][at], '.1%')}" if _several(result) else ""
     )
     found = {
-        "Under attack": f"{reached} of the answers are wrong at ε = {eps} ({best}){together}; "
-        f"95 % interval {spread}.",
+        "Under attack": f"{reached} of the answers are wrong at ε = {eps} ({best}){together} "
+        f"(95 % interval {spread}).",
         "Without": f"{number(result['clean']['error'], '.1%')} of the answers are wrong.",
     }
     if result["attribution"]:

@@ -38,6 +38,9 @@ def eps_axis(eps: Sequence[float]) -> tuple[list[float], str]:
 
 
 def _whole(eps: float) -> bool:
+    """Whether a size is a few whole steps, and not a round decimal as well (0.2 is 51/255)."""
+    if eps and eps == round(eps, 2):
+        return False
     return eps < 0.5 and abs(eps * BYTE - round(eps * BYTE)) < 1e-6
 
 
