@@ -13,6 +13,7 @@ import moiety as package
 from moiety.cli.audit import read_eps
 from moiety.cli.audit.pictures import prepare
 from moiety.data import load_problem
+from planted import save
 
 SIZE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 FAST = ["--steps", 3, "--examples", 12]
@@ -126,7 +127,7 @@ def test_a_model_with_experts_gets_a_page(moiety, tmp_path):
     code, said, err = moiety("audit", *given, *FAST, "--out", out)
     assert code == 0, err
     assert "12 test images of" in said and "no image processor" in said
-    assert "Per example: No attacked example can touch another." in said
+    assert "Per example: No example can be fooled through another." in said
     assert re.search(r"apgd +\d+\.\d% +\d+\.\d%", said)
     result = json.loads((out / "audit.json").read_text())
     assert result["kind"] == "audit" and result["data"]["examples"] == 12
@@ -199,6 +200,12 @@ def test_a_table_has_no_pixels(moiety, tmp_path):
     (tmp_path / "t.csv").write_text(f"a,label\n{rows}\n")
     code, _, err = moiety("audit", "--model", vit(tmp_path / "m"), "--data", tmp_path / "t.csv")
     assert code == 2 and "an audit moves pixels" in err
+
+
+def test_a_model_of_texts_reads_no_images(moiety, tmp_path):
+    model = save(tmp_path / "texts", "olmoe")
+    code, _, err = moiety("audit", "--model", model, "--data", "digits")
+    assert code == 2 and "reads no images" in err
 
 
 def test_other_classes_than_the_model_has_are_told(moiety, tmp_path, photos):

@@ -92,19 +92,19 @@ def threat(result: Result) -> dict[str, Any]:
     """What the attacker was allowed, in a label and a sentence."""
     found = result["threat"]
     batch = found["label"] != "per example"
+    why = f"The model couples the examples of a batch ({found['coupled']})"
     if batch:
         text = (
             f"Groups of {found['group']} examples were attacked and scored together: one can be "
             "fooled through others of its group. Not comparable with attacks on single examples."
         )
+        text += f" {why}." * bool(found["coupled"])
+    elif found["coupled"]:
+        text = f"{why}, so that each was run alone: none can be fooled through another."
     else:
-        text = "No attacked example can touch another."
-    why = f" The model couples the examples of a batch: {found['coupled']}." * bool(
-        found["coupled"]
-    )
-    alone = " Each was run alone." if why and found["group"] == 1 else ""
+        text = "No example can be fooled through another."
     label = found["label"][:1].upper() + found["label"][1:]
-    return {"batch": batch, "label": label, "text": text + why.replace("..", ".") + alone}
+    return {"batch": batch, "label": label, "text": text}
 
 
 def answers(result: Result) -> dict[str, str]:

@@ -6,6 +6,7 @@ An attack moves pixels in 0…1 at the size that the model reads. What its image
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,8 @@ def prepare(model: nn.Module, name: str, problem: Problem, count: int, seed: int
             f"{problem.name} holds a {problem.kind}, and an audit moves pixels: give a folder of "
             "images by class, or a built-in set of images"
         )
+    if "pixel_values" not in inspect.signature(model.forward).parameters:
+        raise ValueError(f"{name} reads no images: audit it in Python, with moiety.robust.audit")
     config: Any = getattr(model, "config", None)
     shuffled = torch.randperm(len(problem.test), generator=torch.Generator().manual_seed(seed))
     split = problem.test.take(shuffled[:count].sort().values)
