@@ -129,6 +129,11 @@ def test_a_transfer_from_the_model_behind_the_mask_finds_more(sparse):
     assert any("An attack on another model reaches" in reason for reason in found["reasons"])
 
 
+def test_gradients_are_looked_at_under_no_grad_too(sparse):
+    with torch.no_grad():
+        assert judge(look(sparse, routes=True))["flagged"] is False
+
+
 def test_the_attacks_made_so_far_count_as_the_strongest(sparse):
     x, _ = data()
     evidence = look(sparse, strongest=torch.zeros(len(x), dtype=torch.bool))

@@ -127,7 +127,8 @@ def _slopes(
     """`[B]` bool each: the gradient is zero (or no number); it is not, but leads nowhere."""
     at = x.detach().requires_grad_()
     # In the precision of the logits, as attacks see it: in a higher one less of it vanishes.
-    loss = _loss(target(at), y)
+    with torch.enable_grad():
+        loss = _loss(target(at), y)
     grad = torch.zeros_like(x)
     if loss.requires_grad:
         found = torch.autograd.grad(loss.sum(), at, allow_unused=True)[0]
