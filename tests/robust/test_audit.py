@@ -10,6 +10,8 @@ from torch import nn
 from moiety.robust import (
     APGD,
     PGD,
+    Ball,
+    Noise,
     Target,
     audit,
     check_audit,
@@ -17,7 +19,7 @@ from moiety.robust import (
     routing_change,
     run_attack,
 )
-from moiety.robust.attribution import attribute
+from moiety.robust.attribution import attribute, freeze
 from moiety.robust.routes import use
 
 
@@ -73,6 +75,24 @@ def test_the_attribution_sums_to_the_rise_of_the_loss(model, found):
     for kind in ("choices", "weights"):
         errors = parts["frozen"][kind]["error"]
         assert errors[0] == found["clean"]["error"] < errors[-1]
+
+
+def test_the_frozen_model_is_attacked_itself():
+    """Not hit by the points that were found on the live one."""
+    model, (x, y), eps = trained(k=1), data(48), [0.02, 0.04, 0.06, 0.08]
+    target, attack = Target(model), APGD(steps=6)
+    y = model(x).argmax(-1)
+    found = audit(model, (x, y), eps, "apgd", **QUICK).result["attribution"]["frozen"]
+    noise, differs = Noise(0, torch.arange(len(x))), False
+    for kind, weights in (("choices", False), ("weights", True)):
+        frozen = freeze(target, x, weights=weights)
+        for size, error in zip(eps, found[kind]["error"]):
+            with target.at_rest(), torch.no_grad():
+                own = frozen(attack(frozen, x, y, Ball(size), noise)).logits.argmax(-1) != y
+                others = frozen(attack(target, x, y, Ball(size), noise)).logits.argmax(-1) != y
+            assert error == float(own.double().mean())
+            differs |= not torch.equal(own, others)
+    assert differs
 
 
 def test_the_union_counts_who_any_attack_fools(model, found):

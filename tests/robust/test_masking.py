@@ -129,6 +129,28 @@ def test_a_transfer_from_the_model_behind_the_mask_finds_more(sparse):
     assert any("An attack on another model reaches" in reason for reason in found["reasons"])
 
 
+class Healer:
+    """An attack that makes every example one that the model gets right."""
+
+    def __init__(self, healthy):
+        self.healthy = healthy
+
+    def __call__(self, target, x, *given, **words):
+        return self.healthy[: len(x)]
+
+
+def test_what_is_wrong_when_clean_counts_as_fooled(sparse):
+    x, _ = data()
+    right = sparse(x).argmax(-1)
+    y = torch.full_like(right, int(right[0]))
+    healer = Healer(x[:1].expand_as(x))  # right for this label, wherever it started
+    given = {"attack": healer, "search": healer, "source": Target(sparse)}
+    evidence = find_evidence(Target(sparse), x, y, Ball(1.0), Noise(0, torch.arange(48)), **given)
+    for kept in (evidence.strongest, evidence.random, evidence.transfer, evidence.unbounded):
+        assert torch.equal(kept, evidence.right)
+    assert not evidence.right.all()
+
+
 def test_gradients_are_looked_at_under_no_grad_too(sparse):
     with torch.no_grad():
         assert judge(look(sparse, routes=True))["flagged"] is False
