@@ -89,7 +89,9 @@ def test_categories_unseen_in_train_and_gaps_are_zero(tmp_path):
 @pytest.mark.parametrize("numbers", [2, 4])
 def test_several_targets_do_not_change_the_shares_of_the_splits(tmp_path, numbers):
     draw = np.random.default_rng(0)
-    table = {f"t{i}": draw.normal(size=1000) for i in range(numbers)} | {"x": draw.normal(size=1000)}
+    table = {f"t{i}": draw.normal(size=1000) for i in range(numbers)} | {
+        "x": draw.normal(size=1000)
+    }
     table["class"] = ["rare"] * 4 + ["common"] * 996
     pandas.DataFrame(table).to_csv(tmp_path / "t.csv", index=False)
     names = [*(f"t{i}:number" for i in range(numbers)), "class:classes"]
