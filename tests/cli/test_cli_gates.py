@@ -93,7 +93,7 @@ def test_rows_with_some_target_missing_are_kept(moiety, frame, tmp_path):
     words = [*TARGETS, *TWO, "--out", tmp_path / "out"]
     code, out, _ = moiety("compare", "gates", "--data", tmp_path / "gaps.csv", *words)
     assert code == 0, out
-    assert "10 rows without a target were left out" in out and "table: 290 examples" in out
+    assert "10 rows without any target were left out" in out and "table: 290 examples" in out
     assert "income in 20, single in 20, hours in 20 of 290 rows" in out
     result = read_json(tmp_path / "out" / "result.json")
     assert not result["failures"] and result["arms"][1]["metrics"]["score"]["n"] == 2

@@ -41,7 +41,7 @@ def test_by_default_rows_without_a_target_are_left_out(table):
 def test_masked_rows_stay_and_those_without_any_target_go(table):
     problem = load_problem(table, targets=TARGETS, missing="mask")
     assert sum(map(len, problem.splits.values())) == 190
-    assert any("10 rows without a target were left out" in note for note in problem.notes)
+    assert any("10 rows without any target were left out" in note for note in problem.notes)
     said = "missing targets: colour in 10, size in 10, mark in 10 of 190 rows; masked"
     assert any(said in note for note in problem.notes)
     assert int((together(problem, "colour") == MISSING).sum()) == 10
