@@ -274,7 +274,8 @@ study = Study(
         "each of 50 seeds draws a problem of its own; the paper shows one, and repeats 100 times",
         "widths and entropy weights from the grid of the paper's other synthetic problem (C.1); "
         "for this one it names learning rates only; stronger entropy where selectors must be "
-        "binary; Gumbel's sparsity from that of MovieLens",
+        "binary, added when a first full run left one to two settings of 24, and none with ranked "
+        "codes; Gumbel's sparsity from that of MovieLens",
         "the paper's rule, by which a solution counts if each selector is binary, holds for the "
         "arms named exact. For the others at most four experts must be at work: the truth is the "
         "even mixture of four, which selectors that hover between those four express; `binary` "

@@ -282,7 +282,8 @@ study = Study(
         "`binary` tells in how many tasks they are; chosen after a look at three other problems "
         "with 32 tasks",
         "entropy weights of DSelect-k up to 1, where the paper's grid ends at 0.1: in a search at "
-        "a quarter of our shorter length weaker ones leave too many experts at work",
+        "a quarter of our shorter length weaker ones leave too many experts at work, as a first "
+        "full run showed",
         "sparsity weights of the Gumbel gate from the grid of MovieLens: none are given here",
     ],
     notes=[
