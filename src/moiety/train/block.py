@@ -105,6 +105,7 @@ class Block:
         self.x, self.y = _lay_out(train, self.device)
         # Where a copy's own examples begin.
         self.first_S = torch.arange(len(train)) * len(train[0])
+        self.room: dict[int, list[Tensor]] = {}  # for the examples of a batch, by their number
         self.validation = validation
         self.held = _lay_out(validation, self.device, torch.stack) if validation else []
         # The number of the step lies on the device, so that a captured step can count.
@@ -176,9 +177,7 @@ class Block:
                 loss = self.plan.loss(self._call(params, buffers, x), y)
                 return sum(terms, loss)
 
-        # Rows at once, which on a CPU is several times as fast as an index.
-        x, y = (t.index_select(0, rows_SB.flatten()) for t in (self.x, self.y))
-        x, y = (t.unflatten(0, rows_SB.shape) for t in (x, y))
+        x, y = self._examples(rows_SB)
         with _explained(self.base):
             losses_S = torch.func.vmap(one)(self.params, self.buffers, self.copies, x, y)
         learned = {name: p for name, p in self.params.items() if p.requires_grad}
@@ -188,24 +187,35 @@ class Block:
         self.losses.index_copy_(0, self.step, losses_S.detach().to(self.losses.dtype)[None])
         self.step += 1
 
+    def _examples(self, rows_SB: Tensor) -> list[Tensor]:
+        """Inputs and targets of a batch, in tensors that last, since fresh memory costs."""
+        rows, data = rows_SB.flatten(), (self.x, self.y)
+        if len(rows) not in self.room:
+            self.room[len(rows)] = [t.new_empty(len(rows), *t.shape[1:]) for t in data]
+        for t, room in zip(data, self.room[len(rows)]):
+            # Rows at once, which on a CPU is several times as fast as an index.
+            torch.index_select(t, 0, rows, out=room)
+        return [room.unflatten(0, rows_SB.shape) for room in self.room[len(rows)]]
+
     @torch.no_grad()
     def _update(self, grads: dict[str, Tensor]) -> None:
         if not self.groups:  # what no gradient reaches is not updated, and that is known now
-            self._group({name: self.params[name] for name in grads})
-        flat = [group.take(grads) for group in self.groups]
+            self._group(grads)
+        taken = [group.take(grads) for group in self.groups]
         if "clip" in self.numbers:
-            norm_S = torch.stack([g.norm(dim=1) for g in flat]).norm(dim=0)
-            shrink_S = (self.numbers["clip"] / (norm_S + 1e-6)).clamp(max=1.0)
-            flat = [g * column(shrink_S, g) for g in flat]
+            norms = [g.flatten(1).norm(dim=1) for own in taken for g in own]
+            shrink_S = (self.numbers["clip"] / (torch.stack(norms).norm(dim=0) + 1e-6)).clamp(max=1)
+            taken = [[g * column(shrink_S, g) for g in own] for own in taken]
         numbers = {**self.numbers, "lr": self.rates[self.step].squeeze(0)}
-        for group, g in zip(self.groups, flat):
-            group.step(g, numbers, self.step + 1)
+        for group, own in zip(self.groups, taken):
+            group.step(own, numbers, self.step + 1)
 
-    def _group(self, params: dict[str, Tensor]) -> None:
+    def _group(self, grads: dict[str, Tensor]) -> None:
         """Lay the parameters of each dtype side by side."""
+        params = {name: self.params[name] for name in grads}
         for dtype in dict.fromkeys(p.dtype for p in params.values()):
             own = {name: p for name, p in params.items() if p.dtype == dtype}
-            self.groups.append(Stacked(own, self.plan.optimizer))
+            self.groups.append(Stacked(own, grads, self.plan.optimizer, self.numbers))
             self.params.update(self.groups[-1].params)
 
     @torch.no_grad()
