@@ -49,7 +49,7 @@ def test_a_study_runs_to_its_verdicts_and_then_has_nothing_to_do(name, tmp_path)
 def test_a_study_has_the_three_scales_and_reasons(name):
     study = load_study(name)
     assert study.name == name
-    assert list(study.scales) == ["smoke", "small", "full"]
+    assert list(study.scales)[:3] == ["smoke", "small", "full"]
     assert study.scale("small").seeds >= 5
     assert study.varies and study.question.endswith("?")
     assert all(claim.reason and claim.quote for claim in study.claims)

@@ -55,6 +55,9 @@ def run(
     pilot: Annotated[
         int | None, typer.Option(help="Seeds of a pilot that fixes the number of seeds.")
     ] = None,
+    most: Annotated[
+        int | None, typer.Option(min=5, help="Seeds at most, whatever the pilot asks for.")
+    ] = None,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster, or auto.")] = None,
     wait: Annotated[
         float | None, typer.Option(min=0, help="Seconds to wait for a folder in use.")
@@ -85,6 +88,7 @@ def run(
         budget=budget,
         arms=arms,
         pilot=pilot,
+        most=most,
         wait=wait,
         console=console,
     )

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from .formats import uci
 from .frame import _table, finish
-from .named import find, how_to_get
+from .named import MissingData, find, how_to_get
 from .problem import Problem
 from .published import CENSUS_CODES, CENSUS_COLUMNS
 from .splits import choose
@@ -105,7 +105,7 @@ def _read(data_dir: str | Path | None) -> tuple[pandas.DataFrame, np.ndarray]:
     """The rows of the built-in set, here with their weights, and the file of each."""
     found = find(NAME, data_dir)
     if found is None:
-        raise ValueError(f"{NAME} is not here; {how_to_get(NAME, data_dir)}")
+        raise MissingData(f"{NAME} is not here; {how_to_get(NAME, data_dir)}")
     files = {"train": f"{NAME}.data", "test": f"{NAME}.test"}
     read = uci(CENSUS_COLUMNS, files, (), married="marital_status", codes=CENSUS_CODES)
     table = read(found.content)

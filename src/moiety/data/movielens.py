@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..tables import PACKED, open_packed
-from .named import roots
+from .named import MissingData, roots
 from .problem import Problem, Split, Target
 from .splits import LEAST
 
@@ -136,7 +136,7 @@ def _find(name: str, data_dir: str | Path | None) -> Path:
             for path in (root / name / (file + packing) for packing in ("", *PACKED)):
                 if path.is_file():
                     return path
-    raise ValueError(
+    raise MissingData(
         f"{name} is not here, and its terms forbid passing it on; take {edition.files[0]} of "
         f"{edition.archive} from {edition.page} and put it into {roots(data_dir)[0] / name}"
     )

@@ -61,6 +61,10 @@ def cache() -> Path:
     return Path(home) / "moiety"
 
 
+class MissingData(ValueError):
+    """A data set is not on this machine; its text says how to get it."""
+
+
 def roots(data_dir: str | Path | None = None) -> list[Path]:
     """The folders to look in, in order."""
     named = [data_dir, os.environ.get("MOIETY_DATA")]
@@ -113,7 +117,7 @@ def load_named(
     elif found is not None:
         raw = found.layout.read(found.content)
     else:
-        raise ValueError(f"{name} is not here; {how_to_get(name, data_dir)}")
+        raise MissingData(f"{name} is not here; {how_to_get(name, data_dir)}")
     split: dict[str, Any] = {"given": raw.given, "seed": seed, "max_examples": max_examples}
     if isinstance(raw, Pictures):
         if targets and list(targets) != ["class"] and targets != "class":

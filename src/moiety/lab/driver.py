@@ -42,6 +42,7 @@ def run_study(
     budget: str | float | None = None,
     arms: Sequence[str] | None = None,
     pilot: int | None = None,
+    most: int | None = None,
     wait: float | None = None,
     console: Console | None = None,
     command: str | None = None,
@@ -50,10 +51,19 @@ def run_study(
 
     budget: seconds, or text such as "10m". equal: what a budget gives every trial the same of:
     "flops" (the default), "examples" or "time". arms: some of the study's. pilot: seeds of a pilot
-    that fixes the number of seeds. command: what to print as the command that continues.
+    that fixes the number of seeds. most: where it asks for more, this number. command: what to
+    print as the command that continues.
     """
     asked: dict[str, Any] = {"seeds": seeds, "device": device, "workers": workers, "ray": ray}
-    asked |= {"equal": equal, "budget": budget, "arm": list(arms or ()), "pilot": pilot}
+    asked |= {
+        "equal": equal,
+        "budget": budget,
+        "arm": list(arms or ()),
+        "pilot": pilot,
+        "most": most,
+    }
+    if most is not None and pilot is None:
+        raise ValueError("--most goes with --pilot; without a pilot say --seeds")
     run = open_run(
         reference,
         scale=scale,
@@ -70,7 +80,7 @@ def run_study(
         try:
             run.draft_plan(seeds, pilot, seconds, equal)
             run.begin()
-            result = run.to_the_end(pilot)
+            result = run.to_the_end(pilot, most)
             write_page(run, result)
         except KeyboardInterrupt:
             done = len(run.store.finished())

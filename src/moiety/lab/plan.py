@@ -76,13 +76,22 @@ def check_pilot(study: Study, looks: Sequence[Any], pilot: int, seeds: int | Non
 
 
 def seeds_from_pilot(
-    study: Study, records: Sequence[Mapping[str, Any]], pilot: int, family: int
+    study: Study,
+    records: Sequence[Mapping[str, Any]],
+    pilot: int,
+    family: int,
+    most: int | None = None,
 ) -> Plan:
     """How many seeds decide every claim, from the spread over the seeds of a pilot.
 
-    family: how many claims are corrected together, those of all studies of a paper.
+    family: how many claims are corrected together, those of all studies of a paper. most: seeds
+    that there is time for; claims that ask for more may then stay undecided.
     """
-    from .statistics import paired, seeds_needed  # scipy, which most runs need only at their end
+    from .statistics import (
+        FEWEST,
+        paired,
+        seeds_needed,
+    )  # scipy, which most runs need only at their end
 
     needed: list[dict[str, Any]] = []
     for claim in study.claims:
@@ -99,12 +108,27 @@ def seeds_from_pilot(
                 f"{claim.b}, of which two are needed: give more seeds, or mend the study"
             )
         said = {"claim": f"{claim.a} {claim.kind} {claim.b}, {claim.metric}"}
-        seeds = seeds_needed(pairs, claim.margin, family)
+        try:
+            seeds: int | None = seeds_needed(pairs, claim.margin, family)
+        except ValueError as error:  # more than any study would run
+            if most is None:
+                raise ValueError(f"{said['claim']}: {error}, or --most seeds") from None
+            seeds = None
         needed.append({**said, "margin": claim.margin, "seeds": seeds})
     if not needed:
         raise ValueError("no claim is about two of the chosen arms: a pilot needs both")
-    most = max(entry["seeds"] for entry in needed)
-    return {"seeds": most, "from": "pilot", "pilot": {"seeds": pilot, "needed": needed}}
+    asked = max(entry["seeds"] or math.inf for entry in needed)
+    seeds = int(min(asked, max(most or asked, FEWEST)))
+    return {"seeds": seeds, "from": "pilot", "pilot": {"seeds": pilot, "needed": needed}}
+
+
+def asked_by_pilot(plan: Mapping[str, Any]) -> int | None:
+    """How many seeds the claim that needs most asked for; None: no pilot, or more than a study has.
+
+    More than the plan has, where only so many could be run.
+    """
+    needed = [entry["seeds"] for entry in (plan.get("pilot") or {}).get("needed", [])]
+    return None if None in needed else max(needed, default=None)
 
 
 # -- budget ----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import numpy as np
 from .claims import Claim
 from .judging import judge, would_change
 from .looks import claims_sha256, next_look, now, trials_sha256
+from .plan import asked_by_pilot
 from .schema import SCHEMA, check_result
 from .statistics import paired, t_interval
 from .store import Store, Trial
@@ -71,7 +72,7 @@ def summarise(
         "machine": _machine(device, study.threads, versions.pop("gpu", None)),
         "versions": versions,
         "seeds": seeds,
-        "planned": {"seeds": plan["seeds"], "from": plan["from"]},
+        "planned": {"seeds": plan["seeds"], "from": plan["from"], **_pilot(plan)},
         "varies": list(study.varies),
         "deviations": list(study.deviations),
         "budget": plan.get("budget"),
@@ -105,6 +106,13 @@ def _ended(store: Store, trials: Sequence[Trial]) -> tuple[dict[str, Record], di
             "run the study again to finish it"
         )
     return {k: done[k] for k in keys if k in done}, {k: failed[k] for k in keys if k in failed}
+
+
+def _pilot(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What a pilot asked for."""
+    if plan["from"] != "pilot" or not plan.get("pilot"):
+        return {}
+    return {"pilot": plan["pilot"]["seeds"], "asked": asked_by_pilot(plan)}
 
 
 def _machine(device: str, threads: int, gpu: str | None) -> dict[str, Any]:

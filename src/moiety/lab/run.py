@@ -12,9 +12,18 @@ from typing import Any
 from rich.console import Console
 
 from .. import io
+from ..data.named import MissingData
 from .executors import Executor, Job, Outcome
 from .looks import now
-from .plan import PILOT_SEED, Plan, check_pilot, fix_budget, fix_seeds, seeds_from_pilot
+from .plan import (
+    PILOT_SEED,
+    Plan,
+    asked_by_pilot,
+    check_pilot,
+    fix_budget,
+    fix_seeds,
+    seeds_from_pilot,
+)
 from .progress import Course
 from .shapes import LOOK, check, one_or_more, plain, text
 from .store import Store, Trial
@@ -144,7 +153,7 @@ class Run:
     def store_plan(self) -> None:
         io.write_json(self.folder / "plan.json", self.plan)
 
-    def pilot(self, seeds: int) -> None:
+    def pilot(self, seeds: int, most: int | None) -> None:
         """Run a pilot, and fix the number of seeds by its spread, if that has not been done."""
         from .ledger import family_size
 
@@ -161,16 +170,18 @@ class Run:
                 ".json; mend the study and run again"
             )
         records, family = [done[trial.key] for trial in wanted], family_size(self.study)
-        self.plan.update(seeds_from_pilot(self.study, records, seeds, family))
+        self.plan.update(seeds_from_pilot(self.study, records, seeds, family, most))
         self.store_plan()
-        self.say(f"The pilot asks for {self.plan['seeds']} seeds.")
+        asked = asked_by_pilot(self.plan) or "more than 1000"
+        less = f"; --most makes it {most}" if asked != self.plan["seeds"] else ""
+        self.say(f"The pilot asks for {asked} seeds{less}.")
 
     def _piloted(self, seeds: int) -> bool:
         return (self.plan.get("pilot") or {}).get("seeds") == seeds
 
     # -- the trials ------------------------------------------------------------------------------
 
-    def to_the_end(self, pilot: int | None = None) -> dict[str, Any]:
+    def to_the_end(self, pilot: int | None = None, most: int | None = None) -> dict[str, Any]:
         """Tune, fix the number of seeds by a pilot if wanted, run what is pending, and finish."""
         if self.study.search:
             tuner = self.tuner(self.arms)
@@ -178,7 +189,7 @@ class Run:
                 self.run("search", blocks, [t for block in blocks for t in block], retry=False)
             self._tell_lost()
         if pilot is not None:
-            self.pilot(pilot)
+            self.pilot(pilot, most)
         blocks = self._blocks(self.arms, self.plan["seeds"], "main")
         self.run("trials", blocks, self.planned(self.arms) or [])
         return self._finish()
@@ -241,6 +252,8 @@ class Run:
             outcomes = self.executor.run(jobs, self.store, course.tick)
             with contextlib.closing(outcomes):  # type: ignore[type-var]  # ends the workers at once
                 for outcome in outcomes:
+                    if said := missing_data(outcome.traceback):  # for all trials alike
+                        raise ValueError(said)
                     if outcome.trial.key in keys:
                         self._record(outcome)
                         course.end(outcome)
@@ -288,3 +301,9 @@ class Run:
         tuned = self.tuner(arms).chosen(self.store) if self.study.search else {}
         left = [arm for arm in arms if tuned.get(arm, {}) is not None]
         return self.make.blocks(left, seeds, stage, tuned, first)
+
+
+def missing_data(said: str | None) -> str | None:
+    """What a trial said that ended for want of its data set, by its traceback."""
+    name, _, sentence = (said or "").rstrip().rpartition("\n")[2].partition(": ")
+    return sentence if name.endswith("." + MissingData.__name__) else None

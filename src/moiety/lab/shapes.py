@@ -209,7 +209,12 @@ RESULT = {
     "machine": {"device": text, "cores": one_or_more, "threads": one_or_more},
     "versions": Each(text),
     "seeds": one_or_more,
-    "planned": {"seeds": one_or_more, "from": one_of("given", "pilot", "scale")},
+    "planned": {
+        "seeds": one_or_more,
+        "from": one_of("given", "pilot", "scale"),
+        "pilot": Absent(one_or_more),
+        "asked": Absent(Maybe(one_or_more)),
+    },
     "varies": [text],
     "deviations": [text],
     "budget": Maybe(plain),

@@ -245,7 +245,7 @@ def _made(result: Result) -> dict[str, str]:
         made["Threads of a trial"] = str(machine["threads"])
     made["Seeds"] = str(result["seeds"])
     if planned:
-        made["Seeds planned"] = f"{planned['seeds']}, from {_source(planned['from'])}"
+        made["Seeds planned"] = f"{planned['seeds']}, from {_source(planned)}"
     if result["varies"]:
         made["A seed decides"] = ", ".join(result["varies"])
     if budget:
@@ -263,5 +263,9 @@ def _looks(looks: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     ]
 
 
-def _source(word: str) -> str:
+def _source(planned: Mapping[str, Any]) -> str:
+    word = planned["from"]
+    if "pilot" in planned:
+        asked = planned["asked"] or "more than 1000"
+        return f"a pilot of {planned['pilot']} seeds, which asked for {asked}"
     return {"given": "the command", "pilot": "a pilot", "scale": "the scale"}.get(word, word)
