@@ -1,17 +1,21 @@
 """Steps of an attack as CUDA graphs: all launches of a step repeated by one.
 
 Small models leave a GPU waiting for the host: a step of AutoPGD is a hundred launches of
-microseconds each. On a CPU, and where a step waits for the host (some experts loop over the tokens
-they were given), steps run as they are written.
+microseconds each. On a CPU, and where a step waits for the host (experts in fp32 whose rows are
+multiplied expert by expert), steps run as they are written.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .state import State
 
@@ -25,16 +29,20 @@ class Graph:
 
     graph: torch.cuda.CUDAGraph
     held: State
+    generator: torch.Generator  # the one that its random numbers come from
     step: Step  # alive as long as what it captured
 
     def replay(self, state: State, times: int) -> None:
-        """Take the state `times` steps on."""
+        """Take the state `times` steps on, and the random numbers of the device with it."""
+        live = _generator(state.x.device)
+        self.generator.set_state(live.get_state())
         for name, t in state.tensors().items():
             getattr(self.held, name).copy_(t)
         for _ in range(times):
             self.graph.replay()
         for name, t in self.held.tensors().items():
             setattr(state, name, t.clone())
+        live.set_state(self.generator.get_state())
 
 
 class Repeater:
@@ -63,7 +71,7 @@ class Repeater:
         shapes = tuple((n, t.shape, t.dtype, t.device) for n, t in state.tensors().items())
         whole = (key, self.tensors(), shapes)
         if whole not in self.graphs:
-            captured = capture(step, state)
+            captured = None if waits(step, state) else capture(step, state)
             if captured is None:
                 self.refused = True
                 return None
@@ -73,24 +81,73 @@ class Repeater:
         return self.graphs[whole]
 
 
+def waits(step: Step, state: State) -> bool:
+    """Whether a step waits for the host: one is taken, on a state that is thrown away.
+
+    A capture would find out as well, but one that breaks off leaves torch with marks of it.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    with torch.random.fork_rng(devices=[state.x.device]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a prototype that may overlook some waits
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step(type(state)(**state.tensors()))
+        except RuntimeError:
+            return True
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return False
+
+
 def capture(step: Step, state: State) -> Graph | None:
-    """The graph of a step that was taken before; None where it waits for the host."""
+    """The graph of a step that was taken before; None where it cannot be captured."""
+    device = state.x.device
     held = type(state)(**{name: t.clone() for name, t in state.tensors().items()})
-    graph = torch.cuda.CUDAGraph()
-    generator = torch.cuda.default_generators[state.x.device.index]
-    usual = generator.graphsafe_get_state()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    live = _generator(device)
     # A capture that fails leaves the generator's state unusable: let it be another one.
-    generator.graphsafe_set_state(generator.clone_state())
+    usual, own = live.graphsafe_get_state(), live.clone_state()
+    live.graphsafe_set_state(own)
     try:
-        with torch.cuda.graph(graph):
+        # The outer context is for a capture that fails: it leaves its own stream the current one.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(device)),
+            torch.cuda.graph(graph, pool=pool, stream=_side_stream(device)),
+        ):
             after = type(state)(**held.tensors())
             step(after)
-            for name, t in held.tensors().items():
-                if getattr(after, name) is not t:
-                    t.copy_(getattr(after, name))
+            write(held, after)
     except RuntimeError:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
+        with contextlib.suppress(RuntimeError):  # torch before 2.12 goes on believing in a capture
+            torch._C._cuda_endAllocateToPool(device.index, pool)
         return None
     finally:
-        generator.graphsafe_set_state(usual)
-    return Graph(graph, held, step)
+        live.graphsafe_set_state(usual)
+    return Graph(graph, held, own, step)
+
+
+def write(held: State, after: State) -> None:
+    """Put what a step left in the places it was read from.
+
+    What it only moved (the last point is the one before, now) is still in a place that is about to
+    be written, and is copied first.
+    """
+    places = held.tensors()
+    old = {t.untyped_storage().data_ptr() for t in places.values()}
+    new: dict[str, Tensor] = {}
+    for name, place in places.items():
+        t = getattr(after, name)
+        if t is not place:
+            new[name] = t.clone() if t.untyped_storage().data_ptr() in old else t
+    for name, t in new.items():
+        places[name].copy_(t)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.cuda.default_generators[device.index]
+
+
+@functools.cache  # one for all: cuBLAS keeps a workspace for each stream that it has seen
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
