@@ -93,6 +93,7 @@ RESULT = {
     },
     "masking": {
         "flagged": False, "reasons": [], "random": 0.12, "transfer": 0.4, "strongest": 0.93,
+        "examples": 64, "eps": EPS[-1],
     },
     "lipschitz": {
         "end_to_end": {"median": 12.3, "max": 40.1},
@@ -122,9 +123,8 @@ def batch():
     """Of groups of examples, of a model whose gradients are masked, with a random router."""
     threat = RESULT["threat"] | {"group": 8, "label": "batch threat model"}
     reasons = ["Random search fools more examples (61.0%) than APGD (42.0%)."]
-    masking = {"flagged": True, "reasons": reasons, "random": 0.61} | {
-        "transfer": None, "strongest": 0.42,
-    }  # fmt: skip
+    masking = RESULT["masking"] | {"flagged": True, "reasons": reasons}
+    masking |= {"random": 0.61, "transfer": None, "strongest": 0.42}
     coupled = "blocks.0.moe drops what exceeds the capacity of an expert"
     noise = {"error": 0.01, "change": dict.fromkeys(LAYERS, 0.08)}
     return result(threat=threat | {"coupled": coupled}, masking=masking, noise=noise)

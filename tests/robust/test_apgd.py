@@ -164,3 +164,5 @@ def test_bad_settings():
     x = inputs()
     with pytest.raises(ValueError, match="needs at least 4 classes and the model has 3"):
         apgd(model, x, answers(model, x), 0.1, loss="dlr-targeted")
+    with pytest.raises(ValueError, match="take one label an example"):
+        apgd(mlp(), x, F.one_hot(answers(mlp(), x), CLASSES), 0.1, loss="dlr-targeted")

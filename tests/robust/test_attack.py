@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_target import odd_model, photograph, unchanged
 from torch import nn
+from torch.nn import functional as F
 from victims import CLASSES, answers, inputs, mixed, mlp
 
 from moiety.robust import (
@@ -18,6 +19,7 @@ from moiety.robust import (
     Target,
     Transfer,
     apgd,
+    audit,
     fgsm,
     pgd,
     run_attack,
@@ -171,9 +173,27 @@ def test_a_model_in_half_precision():
     assert x_adv.dtype == torch.float32 and float((x_adv - x).abs().max()) <= 0.2 + 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_inputs_in_half_precision_keep_to_the_ball(dtype):
+    """Rounded to eight bits, a point a little inside the ball would lie outside."""
+    model, x, y = problem()
+    x = x.to(dtype)
+    x_adv = apgd(model, x, y, 0.001, steps=5)
+    assert x_adv.dtype == torch.float32
+    assert 0 < float((x_adv - x.float()).abs().max()) <= 0.001 + 1e-7
+
+
 def test_no_examples():
     model, x, y = problem()
-    assert pgd(model, x[:0], y[:0], 0.1).shape == (0, x.shape[1])
+    found = run_attack(PGD(), model, x[:0], y[:0], 0.1)
+    assert found.x.shape == (0, x.shape[1]) and found.prediction.dtype == torch.long
+
+
+def test_tensors_made_in_inference_mode():
+    model, x, y = problem()
+    with torch.inference_mode():
+        made = x.clone(), y.clone()
+    assert torch.equal(apgd(model, *made, 0.2, steps=5), apgd(model, x, y, 0.2, steps=5))
 
 
 class Wrong(nn.Module):
@@ -206,6 +226,9 @@ BAD = [
     (mlp(), X, Y, {"ids": torch.arange(3)}, "ids must hold a number for each"),
     (mlp(), X, Y, {"norm": "l1"}, 'norm must be "linf" or "l2"'),
     (mlp(), X, Y, {"eps": [0.1, -1]}, "eps must be a number, at least 0, got -1"),
+    (mlp(), X, Y, {"bounds": (0,)}, r"bounds must be \(low, high\) or None, got \(0,\)"),
+    (mlp(), X, Y, {"normalize": ([0.1] * 3, [1.0] * 3)}, "normalize has 3 numbers and x"),
+    (mlp(), X, F.one_hot(Y, CLASSES), {"loss": "dlr"}, "DLR losses take one label an example"),
 ]
 
 
@@ -227,3 +250,20 @@ def test_a_model_in_train_mode_is_said_and_attacked_in_eval_mode():
     with pytest.warns(UserWarning, match="train mode: it is attacked in eval mode and left"):
         assert torch.equal(pgd(model, x, y, 0.2), expected)
     assert model.training
+
+
+QUICK = {"steps": 1, "masking": 1, "lipschitz": 0, "progress": False}
+CALLS = {
+    "entry": lambda model, x, y: run_attack(FGSM(), model, x, y, 0.1),
+    "function": lambda model, x, y: fgsm(model, x, y, 0.1),
+    "audit": lambda model, x, y: audit(model, (x, y), [0.1], "fgsm", **QUICK),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_warning_shows_the_line_of_the_user(call):
+    model, x, y = problem(count=4)
+    model.train()
+    with pytest.warns(UserWarning, match="train mode") as warned:
+        CALLS[call](model, x, y)
+    assert [w.filename for w in warned] == [__file__]

@@ -5,56 +5,75 @@ import math
 
 import pytest
 import torch
-from audit_cases import QUICK, Net, audited, data, plain, trained
+from audit_cases import QUICK, Net, data
+from test_target import photograph, unchanged
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from moiety.robust import (
     APGD,
     PGD,
+    Ball,
     FromClean,
+    Noise,
     Target,
     audit,
     check_audit,
+    freeze,
     named_attacks,
     routing_change,
     run_attack,
 )
 from moiety.robust.audit_result import wilson
 
-
-@pytest.fixture
-def model():
-    return plain()
-
-
-@pytest.fixture
-def found():
-    return audited()
-
-
 # -- left as it was, and bad input ---------------------------------------------------------------
 
 
-def test_the_model_is_left_as_it_was():
-    model = trained(router="sigmoid-balanced", k=2)
-    model.train()
-    model.moe.eval()
-    for p in model.head.parameters():
-        p.requires_grad_(False)
-    state, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
-    grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-    rng = torch.get_rng_state()
-    with pytest.warns(UserWarning, match="the model is in train mode"):
-        audit(model, data(6), [0.05], "apgd", **QUICK)
-    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
-    assert modes == [m.training for m in model.modules()]
-    assert [p.requires_grad for p in model.head.parameters()] == [False, False]
-    assert all(p.requires_grad for p in model.moe.parameters())
-    for p, g in zip(model.parameters(), grads):
-        assert (p.grad is None) if g is None else torch.equal(p.grad, g)
-    assert torch.equal(rng, torch.get_rng_state())
-    assert model.moe._watchers == ()
+class Touchy(Net):
+    """Counts its calls, makes a buffer and draws a number in each; one of them may fail."""
+
+    def __init__(self, fails=None):
+        super().__init__("sigmoid-balanced", k=2)
+        self.fails = fails
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("late", None)
+        self.made = 0
+        self.train()
+        self.moe.eval()
+        self.head.requires_grad_(False)
+        self.inner.weight.grad = torch.ones_like(self.inner.weight)
+
+    def forward(self, x):
+        self.made += 1
+        if self.made == self.fails:
+            raise OSError("a disk is full")
+        self.calls += 1
+        self.late = torch.zeros(2)
+        return super().forward(x) + 0 * torch.rand(())
+
+
+def touched(model):
+    """Audit a model and see that it is as it was."""
+    before = photograph(model), hooks(model)
+    try:
+        with pytest.warns(UserWarning, match="the model is in train mode"):
+            audit(model, data(6), [0.05], "apgd + router-margin", **{**QUICK, "lipschitz": 1})
+    finally:
+        unchanged(before[0], model)
+        assert before[1] == hooks(model) and model.moe._watchers == ()
+        assert model.late is None and model.calls == 0
+
+
+def hooks(model):
+    return [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+
+
+def test_the_model_is_left_as_it_was_even_after_an_error():
+    model = Touchy()
+    touched(model)
+    for fails in range(1, model.made, max(model.made // 12, 1)):
+        with pytest.raises(OSError, match="a disk is full"):
+            touched(Touchy(fails))
 
 
 class Wrong(nn.Module):
@@ -73,20 +92,28 @@ BAD = {
     "label type": ({"data": (X, Y.float())}, "whole numbers"),
     "label count": ({"data": (X, Y[:3])}, "one label for each of 6"),
     "no data": ({"data": (X[:0], Y[:0])}, "no example"),
-    "data": ({"data": X}, r"data must be \(x, y\)"),
+    "data": ({"data": X}, r"data must be two tensors \(x, y\), .* got Tensor"),
+    "arrays": ({"data": (X.numpy(), Y.numpy())}, r"got \['ndarray', 'ndarray'\]"),
+    "no labels": ({"data": {"pixel_values": X}}, r"a dict with labels .* got \['Tensor', 'None"),
     "ids": ({"data": (torch.ones(6, 4).long(), Y)}, "x holds whole numbers"),
     "probabilities": ({"model": Wrong(lambda z: z.softmax(-1)).eval()}, "returns probabilities"),
     "NaN": ({"model": Wrong(lambda z: z * math.nan).eval()}, "are NaN"),
     "eps": ({"eps": [0]}, "at least one number above 0"),
     "negative eps": ({"eps": [-1]}, "eps must be a number, at least 0"),
+    "no eps": ({"eps": None}, "eps must be a number, at least 0, got None"),
     "norm": ({"norm": "l1"}, 'norm must be "linf" or "l2"'),
+    "bounds text": ({"bounds": "none"}, r"bounds must be \(low, high\) or None, got 'none'"),
+    "bounds turned": ({"bounds": (1, 0)}, r"bounds must be \(low, high\) or None"),
+    "normalize": ({"normalize": ([0.5] * 3, [1.0] * 3)}, "normalize has 3 numbers and x"),
+    "attack class": ({"attacks": [PGD]}, "an attack is a name or an object such as APGD"),
+    "attack number": ({"attacks": 3}, r"an attack is a name or an object .* got 3"),
     "attack": ({"attacks": "fgsn"}, "no attack is named 'fgsn'"),
     "loss": ({"attacks": "apgd + margin"}, "no attack is named"),
     "no attacks": ({"attacks": []}, "attacks is empty"),
     "twice": ({"attacks": ["pgd", "pgd"]}, "two attacks are named 'pgd'"),
     "group": ({"group": 0}, "group must be a whole number"),
     "masking": ({"masking": 0}, "masking must be a whole number"),
-    "lipschitz": ({"lipschitz": -1}, "lipschitz must be"),
+    "lipschitz": ({"lipschitz": -1}, "lipschitz must be a whole number, at least 0"),
     "dense": ({"model": nn.Linear(16, 3).eval(), "attacks": "apgd + overload"}, "no MoE layer"),
     "target": ({"model": Target(Net(k=1).eval()), "normalize": (0, 1)}, "has its own normalize"),
 }  # fmt: skip
@@ -105,6 +132,52 @@ def test_bad_input_is_one_sentence_and_changes_nothing(case):
     assert all(torch.equal(state[k], v) for k, v in module.state_dict().items())
     assert torch.equal(rng, torch.get_rng_state())
     assert all(p.requires_grad for p in module.parameters())
+
+
+@pytest.mark.parametrize("words", [{"norm": "l1"}, {"attacks": "fgsn"}, {"bounds": (1, 0)}])
+def test_a_wrong_name_is_told_before_the_data_are_read(words):
+    class Unread(DataLoader):
+        def __iter__(self):
+            raise AssertionError("the data were read")
+
+    given = {"eps": [0.1], "attacks": "pgd", **QUICK, **words}
+    with pytest.raises(ValueError):
+        audit(Net(k=1).eval(), Unread(TensorDataset(X, Y)), **given)
+
+
+FORMS = {
+    "int32 labels": (X, Y.int()),
+    "half": ((X * 256).round().half() / 256, Y),
+    "a graph": (X.clone().requires_grad_(), Y),
+    "loader": DataLoader(TensorDataset(X, Y), 4),
+    "batches by name": DataLoader([{"pixel_values": x, "labels": y} for x, y in zip(X, Y)], 4),
+    "words": {"pixel_values": X, "labels": Y},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.filterwarnings("error")
+def test_forms_of_data(form, model):
+    x = (X * 256).round() / 256 if form == "half" else X
+    same = audit(model, (x, Y), [0.05], "apgd", **QUICK).result
+    found = audit(model, FORMS[form], [0.05], "apgd", **QUICK).result
+    for part in ("clean", "attribution", "routing"):
+        assert found[part] == same[part]
+    assert found["attacks"]["apgd"]["loss"] == same["attacks"]["apgd"]["loss"]
+
+
+def test_inside_inference_mode(model):
+    expected = audit(model, (X, Y), [0.05], "apgd", **{**QUICK, "lipschitz": 1}).result
+    with torch.inference_mode():
+        data = X.clone(), Y.clone()
+        found = audit(model, data, [0.05], "apgd", **{**QUICK, "lipschitz": 1}).result
+    for part in ("clean", "attribution", "lipschitz", "masking"):
+        assert found[part] == expected[part]
+
+
+def test_eps_in_any_order_and_twice_and_as_a_tensor(model):
+    for eps in ([0.1, 0, 0.1], torch.tensor([0.1, 0.0], dtype=torch.float64)):
+        assert audit(model, (X, Y), eps, "fgsm", **QUICK).result["eps"] == [0.0, 0.1]
 
 
 def test_data_sets_and_targets_and_named_objects(model):
@@ -131,6 +204,23 @@ def test_an_attack_on_the_router_comes_with_autopgd():
     attack = found["pgd + router-margin + overload"]
     assert isinstance(attack, FromClean)
     assert attack.attack.loss == {"ce": 1.0, "router-margin": 1.0, "overload": 1.0}
+
+
+def test_the_margin_alone_starts_from_the_clean_choice_too():
+    assert isinstance(named_attacks("apgd-router-margin")["apgd-router-margin"], FromClean)
+
+
+def test_the_anchor_leaves_frozen_routes_frozen(model):
+    """Its loss is that of the frozen model: only the task counts, and the task loss is the same."""
+    x, y = data()
+    frozen, noise = freeze(Target(model), x), Noise(0, torch.arange(len(x)))
+    loss = {"ce": 1.0, "router-margin": 0.0}
+    for at in (frozen, Target(model)):
+        one, other = (
+            attack(at, x, y, Ball(0.1), noise, keep="loss")
+            for attack in (FromClean(APGD(loss=loss, steps=6)), APGD(steps=6))
+        )
+        torch.testing.assert_close(one, other)
 
 
 def test_the_clean_choice_as_anchor_changes_more_routes(model):
@@ -173,6 +263,7 @@ def break_(result, path, value):
         (("model",), [], "must be a dict"),
         (("eps",), 3, "must be a list"),
         (("lipschitz", "end_to_end", "max"), math.nan, "a finite number"),
+        (("masking", "examples"), None, "a whole number from 0 on"),
     ],
 )
 def test_a_broken_result_is_told(found, path, value, says):

@@ -6,24 +6,13 @@ import math
 import pytest
 import torch
 import transformers as hf
-from audit_cases import QUICK, audited, data, plain
+from audit_cases import QUICK, data
 
 import moiety
 from moiety.data.problem import Problem, Split
 from moiety.data.problem import Target as Column
 from moiety.models import ImageTransformer
 from moiety.robust import Audit, audit
-
-
-@pytest.fixture
-def model():
-    return plain()
-
-
-@pytest.fixture
-def found():
-    return audited()
-
 
 # -- models --------------------------------------------------------------------------------------
 

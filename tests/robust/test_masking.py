@@ -70,7 +70,7 @@ def look(model, **options):
 
 def test_an_honest_model_is_not_flagged(honest):
     moe = isinstance(honest.middle, MoE)
-    found = judge(look(honest, routes=moe))
+    found = judge(look(honest, routes=moe), EPS)
     assert found["reasons"] == []
     assert found["flagged"] is False
     assert found["strongest"] >= max(found["random"], found["transfer"] or 0.0)
@@ -116,7 +116,7 @@ MASKS = {
 @pytest.mark.parametrize("kind", MASKS)
 def test_a_masked_gradient_is_flagged(kind, sparse):
     mask, signs = MASKS[kind]
-    found = judge(look(Masked(sparse, mask)))
+    found = judge(look(Masked(sparse, mask)), EPS)
     assert found["flagged"] is True
     for sign in signs:
         assert any(sign in reason for reason in found["reasons"]), (sign, found)
@@ -124,7 +124,7 @@ def test_a_masked_gradient_is_flagged(kind, sparse):
 
 def test_a_transfer_from_the_model_behind_the_mask_finds_more(sparse):
     hidden = Masked(sparse, MASKS["no gradient at all"][0])
-    found = judge(look(hidden, source=Target(sparse)))
+    found = judge(look(hidden, source=Target(sparse)), EPS)
     assert found["transfer"] > found["strongest"] + 0.2
     assert any("An attack on another model reaches" in reason for reason in found["reasons"])
 
@@ -153,13 +153,13 @@ def test_what_is_wrong_when_clean_counts_as_fooled(sparse):
 
 def test_gradients_are_looked_at_under_no_grad_too(sparse):
     with torch.no_grad():
-        assert judge(look(sparse, routes=True))["flagged"] is False
+        assert judge(look(sparse, routes=True), EPS)["flagged"] is False
 
 
 def test_the_attacks_made_so_far_count_as_the_strongest(sparse):
     x, _ = data()
     evidence = look(sparse, strongest=torch.zeros(len(x), dtype=torch.bool))
-    assert judge(evidence)["strongest"] == 1.0
+    assert judge(evidence, EPS)["strongest"] == 1.0
 
 
 def test_numbers_by_hand():
@@ -170,8 +170,9 @@ def test_numbers_by_hand():
         right=bits("1110"), strongest=bits("1100"), random=bits("1000"), transfer=None,
         zero=bits("0011"), blind=bits("1100"), unbounded=bits("0000"),
     )  # fmt: skip
-    found = judge(evidence)
+    found = judge(evidence, EPS)
     assert (found["strongest"], found["random"], found["transfer"]) == (0.5, 0.75, None)
+    assert (found["examples"], found["eps"]) == (8, EPS)
     assert [reason.split()[0] for reason in found["reasons"]] == ["Random", "The", "On"]
     assert "33.3%" in found["reasons"][1]  # of the six that are right when clean
     assert "66.7%" in found["reasons"][2]
@@ -183,7 +184,7 @@ def test_one_example_more_is_luck():
         random = kept.clone()
         random[:lucky] = False
         evidence = Evidence(kept, kept, random, random, ~kept, ~kept, ~kept)
-        assert judge(evidence)["flagged"] is flagged
+        assert judge(evidence, EPS)["flagged"] is flagged
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from audit_cases import EPS, QUICK, Net, audited, data, plain, trained
+from audit_cases import EPS, QUICK, Net, data, trained
 from torch import nn
 
 from moiety.robust import (
@@ -21,16 +21,6 @@ from moiety.robust import (
 )
 from moiety.robust.attribution import attribute, freeze
 from moiety.robust.routes import use
-
-
-@pytest.fixture
-def model():
-    return plain()
-
-
-@pytest.fixture
-def found():
-    return audited()
 
 
 def test_every_attack_is_that_of_run_attack(model, found):
@@ -117,6 +107,7 @@ def test_the_rest_of_the_result(model, found):
     }  # fmt: skip
     assert found["noise"] == {"error": 0.0, "change": {"moe": 0.0}}
     assert found["masking"]["transfer"] is not None
+    assert (found["masking"]["examples"], found["masking"]["eps"]) == (2, EPS[-1])
     assert set(found["lipschitz"]["layers"]) == {"moe"}
     assert found["lipschitz"]["end_to_end"]["median"] > 0
 
@@ -210,7 +201,7 @@ def test_masking_is_flagged_and_an_honest_model_with_a_hard_router_is_not(model)
 def test_a_model_that_couples_examples_is_run_one_by_one():
     model, (x, y) = trained(k=1, capacity_factor=1.0), data()
     found = audit(model, (x, y), [0.05], "pgd", **QUICK).result
-    assert "share the capacity" in found["threat"]["coupled"]
+    assert "a whole batch shares the capacity" in found["threat"]["coupled"]
     with torch.no_grad():
         alone = torch.cat([model(one) for one in x.split(1)])
     wrong = alone.argmax(-1) != y

@@ -53,13 +53,8 @@ class APGD(Attack):
     random_start: bool = True
     targets: int = 9
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.restarts > 1 and not self.random_start:
-            raise ValueError("restarts from the same point repeat it: set random_start=True")
-
     def aims(self, target: Target, x: Tensor, y: Tensor) -> Sequence[Tensor | None]:
-        if not build_loss(self.loss).targeted:
+        if not build_loss(self.loss).targeted or y.dim() == 2:  # of several labels the loss tells
             return [None]
         logits = target(x).logits.scatter(1, y[:, None], -torch.inf)  # y comes last
         order = logits.argsort(dim=1, descending=True)[:, :-1]

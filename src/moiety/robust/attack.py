@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from .ball import Ball, Norm
-from .base import Keep
+from .base import Keep, check_counts
 from .coupling import coupled
 from .losses import LOSSES
 from .noise import Noise
-from .target import Bounds, Normalize, Seen, Target, check_inputs, correct
+from .target import Bounds, Normalize, Seen, Target, check_inputs, correct, plain_inputs
 
 
 class Attacks(Protocol):
@@ -86,13 +86,15 @@ def run_attack(
 ) -> Any:
     """Attack a model: an `Attacked`, or a list of them for a list of eps.
 
-    x, y        inputs `[N, ...]` within `bounds`, and labels `[N]` (or rows of 0 and 1)
+    x, y        inputs `[N, ...]` within `bounds`, and labels `[N]` (or rows of 0 and 1); inputs in
+                half precision come back in full, as an eps is below its rounding
     normalize   (mean, std) or a function, applied inside the model
     batch       examples in one forward
     group       examples that are attacked together, where the model couples them; 1: each for
                 itself, one in a forward if it must be
     keep        "fooled": the first point that fools the model, else the one of highest loss;
-                "loss": the one of highest loss; "last": the last one
+                "loss": the one of highest loss; "last": the last one (AutoPGD and random search
+                end where the loss was highest)
     early_stop  whether fooled examples leave (with keep="fooled"; no result changes)
     ids         the numbers of the examples `[N]` that random starts depend on; None: 0 to N − 1
     """
@@ -101,9 +103,9 @@ def run_attack(
         raise ValueError("a Target has its own normalize: leave it out here")
     if keep not in ("fooled", "loss", "last"):
         raise ValueError(f'keep must be "fooled", "loss" or "last", got {keep!r}')
-    _check_counts(batch=batch, group=group)
-    check_inputs(x, y, bounds)
+    check_counts(batch=batch, group=group)
     balls = [Ball(e, norm, bounds) for e in (eps if isinstance(eps, Sequence) else [eps])]
+    check_inputs(x, y, bounds)
     target.warn_training()
     with target.at_rest(), torch.no_grad():
         job = _Job(attack, target, x, y, batch, group, keep, early_stop, seed, ids)
@@ -141,12 +143,12 @@ class _Job:
         ids: Tensor | None,
     ) -> None:
         self.attack, self.target, self.group = attack, target, group
-        self.x, self.y = x.detach(), y.long() if y.dim() == 1 else y
+        self.x, self.y = plain_inputs(x, y)
         self.keep, self.early_stop, self.seed = keep, early_stop, seed
         self.ids = torch.arange(len(x)) if ids is None else ids
         if len(self.ids) != len(x):
             raise ValueError(f"ids must hold a number for each of {len(x)} examples")
-        self.why = coupled(target, self._there(x[:group]), group)
+        self.why = coupled(target, self._there(self.x[:group]), group)
         self.size = group if self.why else max(batch // group, 1) * group
         self.clean = self._score(self.x, check=True)
 
@@ -171,9 +173,10 @@ class _Job:
             if check:
                 self.target.check_logits(logits, y)
             parts.append((~correct(logits, y), loss(Seen(logits), y), logits.argmax(-1)))
-        empty = torch.zeros(0)
-        columns = [torch.cat(c).to(x.device) for c in zip(*parts)] or [empty.bool(), empty, empty]
-        return _Scored(*columns)
+        if not parts:
+            none = torch.zeros(0, device=x.device)
+            return _Scored(none.bool(), none, none.long())
+        return _Scored(*(torch.cat(column).to(x.device) for column in zip(*parts)))
 
     def run(self, ball: Ball) -> Attacked:
         """The attack for one ball; seeded, so that no eps of a list depends on those before."""
@@ -221,9 +224,3 @@ class _Job:
         number = torch.arange(len(wrong), device=wrong.device) // self.group
         sums = torch.zeros_like(number).index_add(0, number, wrong.long())
         return sums[number]
-
-
-def _check_counts(**counts: int) -> None:
-    for word, n in counts.items():
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise ValueError(f"{word} must be a whole number, at least 1, got {n!r}")

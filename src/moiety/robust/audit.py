@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..io import write_atomic, write_json
 from ..report import audit_page
@@ -32,8 +32,9 @@ from .audit_inputs import Auto, read_inputs
 from .audit_result import make_result, table
 from .audit_work import Plan, Tick, couples, do, layers_of
 from .ball import Ball, Norm
+from .base import check_counts
 from .parallel import here, join, my_rows, together
-from .target import Bounds, Normalize, Target, check_inputs
+from .target import Bounds, Normalize, Target, check_inputs, plain_inputs
 
 EPS = (0.0, 1 / 255, 2 / 255, 4 / 255, 8 / 255)
 STEPS, FEW = 100, 20  # of the search for masking: with fewer an honest model looks masked
@@ -60,7 +61,7 @@ class Audit:
 def audit(
     model: nn.Module | Target,
     data: Any,
-    eps: Sequence[float] = EPS,
+    eps: float | Iterable[float] = EPS,
     attacks: Sequence[str | Attacks] | Mapping[str, str | Attacks] | str = ("pgd", "apgd"),
     *,
     steps: int | None = None,
@@ -82,7 +83,8 @@ def audit(
 ) -> Audit:
     """Attack a model at every eps by every attack, and find out what the attacks did.
 
-    data         (x, y), a TensorDataset of the two, or a `Problem` (its test examples)
+    data         (x, y), a TensorDataset of the two, batches of them (a DataLoader), a dict with
+                 "labels" as models of transformers take it, or a `Problem` (its test examples)
     attacks      names (see `audit_attacks`), objects, or objects by name
     steps        of the attacks by name and of those that look for masking; None: their own
     bounds       of x; "auto": (0, 1), and none for embeddings and tables
@@ -95,6 +97,10 @@ def audit(
     lipschitz    examples whose local Lipschitz constants are estimated; 0: none
     repeats      clean runs, which tell noise from attack
     """
+    known = named_attacks(attacks, steps)
+    sizes = _eps(eps, norm, None if bounds == "auto" else bounds)
+    check_counts(batch=batch, group=group, masking=masking, repeats=repeats)
+    check_counts(least=0, lipschitz=lipschitz)
     target = model if isinstance(model, Target) else Target(model)
     inputs = read_inputs(data, target.model, bounds, normalize, data_name)
     if inputs.normalize is not None and isinstance(model, Target):
@@ -102,18 +108,14 @@ def audit(
     if not isinstance(model, Target):
         target = replace(target, normalize=inputs.normalize)
     check_inputs(inputs.x, inputs.y, inputs.bounds)
-    sizes = _eps(eps, norm, inputs.bounds)
-    _counts(batch=batch, group=group, masking=masking, repeats=repeats)
-    if lipschitz < 0:
-        raise ValueError(f"lipschitz must be a number of examples, at least 0, got {lipschitz}")
-    known = named_attacks(attacks, steps)
+    x, y = plain_inputs(inputs.x, inputs.y)
     target.warn_training()
 
-    rows = my_rows(len(inputs.x), group)
+    rows = my_rows(len(x), group)
     plan = Plan(
         target=target,
-        x=inputs.x[rows.start : rows.stop],
-        y=inputs.y[rows.start : rows.stop],
+        x=x[rows.start : rows.stop],
+        y=y[rows.start : rows.stop],
         ids=torch.arange(rows.start, rows.stop),
         eps=sizes,
         attacks=known,
@@ -127,10 +129,10 @@ def audit(
         main=_main(known) if attribution else None,
         masking=-(-masking // group) * group,
         lipschitz=lipschitz,
-        first=inputs.x[: max(lipschitz, 1)],
+        first=x[: max(lipschitz, 1)],
         repeats=repeats,
         layers=layers_of(target),
-        why=couples(target, inputs.x),
+        why=couples(target, x),
     )
     with _bar(plan, progress) as tick:
         parts = together(lambda: do(plan, tick))
@@ -140,19 +142,15 @@ def audit(
     return Audit(result)
 
 
-def _eps(eps: Sequence[float], norm: Norm, bounds: Bounds) -> list[float]:
-    sizes = [eps] if isinstance(eps, (int, float)) else list(eps)
+def _eps(eps: float | Iterable[float], norm: Norm, bounds: Bounds) -> list[float]:
+    """In order, each once."""
+    sizes = list(eps) if isinstance(eps, Iterable) else [eps]
+    sizes = [e.item() if isinstance(e, Tensor) and e.numel() == 1 else e for e in sizes]
     for size in sizes:
         Ball(size, norm, bounds)
     if not any(sizes):
         raise ValueError(f"eps must hold at least one number above 0, got {sizes}")
     return sorted({float(size) for size in sizes})
-
-
-def _counts(**counts: int) -> None:
-    for word, n in counts.items():
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise ValueError(f"{word} must be a whole number, at least 1, got {n!r}")
 
 
 def _source(source: nn.Module | Target | None, target: Target) -> Target | None:

@@ -12,7 +12,7 @@ An attack that sees the router is only ever an addition, so that AutoPGD is made
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +38,14 @@ BASES: dict[str, type[Attack]] = {
 
 @dataclass(frozen=True, eq=False)
 class AnchoredTarget(Target):
-    """A target that shows its choices on the clean input beside those that it makes now."""
+    """A target, maybe one with frozen routes, beside whose choices those when clean are shown."""
 
+    of: Target | None = None
     anchors: Routes | None = None
 
     def __call__(self, x: Tensor) -> Seen:
-        seen = Target.__call__(self, x)
+        assert self.of is not None
+        seen = self.of.watching(self.watch)(x)
         return Anchored(seen.logits, seen.routes, self.anchors)
 
 
@@ -79,7 +81,7 @@ class FromClean:
         with torch.no_grad():
             anchors = target.watching("choice")(x).routes
         known = {f.name: getattr(target, f.name) for f in dataclasses.fields(Target)}
-        anchored = AnchoredTarget(**known, anchors=anchors)
+        anchored = AnchoredTarget(**known, of=target, anchors=anchors)
         return self.attack(anchored, x, y, ball, noise, keep=keep, group=group)
 
 
@@ -88,7 +90,7 @@ def named_attacks(
     steps: int | None = None,
 ) -> dict[str, Attacks]:
     """Attacks by name, from names, objects, or objects by name; `steps` for those from names."""
-    if isinstance(given, str) or callable(given):
+    if isinstance(given, str) or not isinstance(given, Iterable):
         given = [given]
     pairs = given.items() if isinstance(given, Mapping) else [(None, each) for each in given]
     found: dict[str, Attacks] = {}
@@ -112,6 +114,8 @@ def sees_router(attack: Attacks) -> bool:
 
 
 def _name(attack: Attacks) -> str:
+    if isinstance(attack, type) or not callable(attack) or not hasattr(attack, "name"):
+        raise ValueError(f"an attack is a name or an object such as APGD(), got {attack!r:.60}")
     loss = getattr(getattr(attack, "attack", attack), "loss", "ce")
     if isinstance(loss, Mapping):
         return " + ".join([attack.name, *(n for n in loss if n != "ce")])
@@ -135,7 +139,7 @@ def _build(text: str, steps: int | None) -> tuple[str, Attacks]:
     loss: Any = {task: 1.0, **dict.fromkeys(extra, 1.0)} if extra else task
     attack = kind(loss=loss, **words)
     name = " + ".join([first, *extra])
-    return name, FromClean(attack) if "router-margin" in extra else attack
+    return name, FromClean(attack) if "router-margin" in (task, *extra) else attack
 
 
 def _is(text: str, base: str) -> bool:

@@ -60,7 +60,7 @@ class Each(Maybe):
 
 ERRORS = {"error": [share], "low": [share], "high": [share]}
 USE = {"load": [share], "dropped": share, "dead": [count]}
-SPREAD = {"median": number, "max": number}
+SPREAD = {"median": Maybe(number), "max": Maybe(number)}
 FROZEN = {"error": [share], "input": [Maybe(number)], "routes": [Maybe(number)]}
 RESULT: dict[str, Any] = {
     "schema": count,
@@ -124,6 +124,8 @@ RESULT: dict[str, Any] = {
         "random": Maybe(share),
         "transfer": Maybe(share),
         "strongest": Maybe(share),
+        "examples": count,
+        "eps": positive,
     },
     "lipschitz": Maybe(
         {"end_to_end": SPREAD, "layers": Each({**SPREAD, "jump": Maybe(number)})},

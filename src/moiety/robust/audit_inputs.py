@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from ..data import Problem
 from .target import Bounds, Normalize
 
 Auto = Literal["auto"]
+WORDS = ("pixel_values", "inputs_embeds", "input_ids")  # of what models of transformers take
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,22 @@ def read_inputs(
 
 
 def _pair(data: Any) -> tuple[Tensor, Tensor]:
-    tensors = data.tensors if isinstance(data, TensorDataset) else data
-    pair = isinstance(tensors, (tuple, list)) and len(tensors) == 2
-    if not pair or not all(isinstance(t, Tensor) for t in tensors):
+    if isinstance(data, DataLoader):
+        x, y = zip(*map(_pair, data))
+        return torch.cat(x), torch.cat(y)
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if isinstance(data, Mapping):
+        word = next((w for w in WORDS if w in data), None)
+        data = data.get(word), data.get("labels")
+    pair = isinstance(data, (tuple, list)) and len(data) == 2
+    if not pair or not all(isinstance(t, Tensor) for t in data):
+        found = [type(t).__name__ for t in data] if pair else type(data).__name__
         raise ValueError(
-            "data must be (x, y), a TensorDataset of the two, or a moiety Problem, got "
-            f"{type(data).__name__}"
+            "data must be two tensors (x, y), a TensorDataset or a DataLoader of them, a dict with "
+            f"labels and one of {', '.join(WORDS)}, or a moiety Problem, got {found}"
         )
-    return tensors[0], tensors[1]
+    return data[0], data[1]
 
 
 def _of_problem(problem: Problem, model: nn.Module) -> tuple[Tensor, Tensor, str, Normalize]:

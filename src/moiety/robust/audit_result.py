@@ -68,7 +68,7 @@ def make_result(plan: Plan, work: Work, model: str, data: str, command: str) -> 
         "routing": _routing(work),
         "noise": _noise(work),
         "attribution": _attribution(plan, work.doors),
-        "masking": judge(work.evidence),
+        "masking": judge(work.evidence, max(plan.eps)),
         "lipschitz": work.lipschitz,
     }
 
@@ -82,7 +82,8 @@ def _machine(plan: Plan) -> dict[str, Any]:
 def _flops(plan: Plan) -> float | None:
     """FLOPs of a forward pass of one example."""
     x = plan.there(plan.first[:1])
-    return forward_flops(lambda: plan.target(x), plan.target.model) or None
+    with plan.target.at_rest():
+        return forward_flops(lambda: plan.target(x), plan.target.model) or None
 
 
 def _mean(values: Tensor) -> float | None:

@@ -238,7 +238,7 @@ def _frozen(
 
 def _evidence(plan: Plan, attacked: dict[str, list[Answers]]) -> Evidence:
     """Signs of masked gradients on the first examples, at the largest eps."""
-    place = max(range(len(plan.eps)), key=lambda i: plan.eps[i])
+    place = plan.eps.index(max(plan.eps))
     free = [n for n, a in plan.attacks.items() if isinstance(a, (RandomSearch, Transfer))]
     by_gradient = [found[place].wrong for n, found in attacked.items() if n not in free]
     kept = ~torch.stack(by_gradient).any(0) if by_gradient else None

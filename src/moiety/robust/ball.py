@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,10 +34,8 @@ class Ball:
             raise ValueError(f"eps must be a number, at least 0, got {self.eps!r}")
         if self.norm not in ("linf", "l2"):
             raise ValueError(f'norm must be "linf" or "l2", got {self.norm!r}')
-        if self.bounds is not None:
-            low, high = self.bounds if len(self.bounds) == 2 else (1, 0)
-            if not low < high:
-                raise ValueError(f"bounds must be (low, high) or None, got {self.bounds!r}")
+        if self.bounds is not None and not _interval(self.bounds):
+            raise ValueError(f"bounds must be (low, high) or None, got {self.bounds!r}")
 
     def project(self, x: Tensor, around: Tensor) -> Tensor:
         """The nearest point of the ball around `around` (l_2: by scaling, then clipping)."""
@@ -69,6 +67,11 @@ class Ball:
                 radius = noise.stream(0).uniform(()) ** (1 / max(shape.numel(), 1))
                 scale = scale * column(radius.to(x.dtype), x)
         return self.clip(x + self.eps * away * scale)
+
+
+def _interval(bounds: Any) -> bool:
+    pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
+    return pair and all(isinstance(end, (int, float)) for end in bounds) and bounds[0] < bounds[1]
 
 
 def lengths(t: Tensor) -> Tensor:

@@ -41,10 +41,10 @@ class Attack:
 
     def __post_init__(self) -> None:
         build_loss(self.loss)
-        for word in ("steps", "restarts", "samples", "targets"):
-            n = getattr(self, word, 1)
-            if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-                raise ValueError(f"{word} must be a whole number, at least 1, got {n!r}")
+        words = ("steps", "restarts", "samples", "targets")
+        check_counts(**{word: getattr(self, word, 1) for word in words})
+        if self.restarts > 1 and not getattr(self, "random_start", True):
+            raise ValueError("restarts from the same point repeat it: set random_start=True")
 
     def settings(self) -> dict[str, Any]:
         """The settings by name, as they go into a result."""
@@ -198,6 +198,13 @@ class Hunt:
             return values
         sums = values.view(-1, self.group).sum(1, keepdim=True)
         return sums.expand(-1, self.group).reshape(-1)
+
+
+def check_counts(least: int = 1, **counts: int) -> None:
+    """Raise unless each is a whole number, at least this."""
+    for word, n in counts.items():
+        if not isinstance(n, int) or isinstance(n, bool) or n < least:
+            raise ValueError(f"{word} must be a whole number, at least {least}, got {n!r}")
 
 
 def halved(rows: int, left: int, group: int) -> int:

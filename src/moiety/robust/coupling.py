@@ -42,8 +42,8 @@ def _shared(layer: MoE, group: int) -> str | None:
     size = 1 if layer.group == "example" else layer.group
     if isinstance(size, int) and group % size == 0:
         return None
-    who = "a whole batch" if size is None else f"{size} examples"
-    return f"{who} share the capacity of the experts"
+    who = "a whole batch shares" if size is None else f"{size} examples share"
+    return f"{who} the capacity of the experts"
 
 
 def _probe(target: Target, x: Tensor, group: int) -> str | None:

@@ -208,8 +208,12 @@ def _median_jump(layer: nn.Module, tokens: Tensor) -> float | None:
         jumps = jump_sizes(layer, tokens.reshape(-1, tokens.shape[-1]))
     except ValueError:  # no token of this layer has a choice of its own
         return None
-    return float(jumps.gap[jumps.found].median()) if bool(jumps.found.any()) else None
+    return _spread(jumps.gap)["median"]  # NaN where there is no jump
 
 
-def _spread(values: Tensor) -> dict[str, float]:
+def _spread(values: Tensor) -> dict[str, float | None]:
+    """Of the finite ones; None where there is none."""
+    values = values[values.isfinite()]
+    if not values.numel():
+        return {"median": None, "max": None}
     return {"median": float(values.median()), "max": float(values.max())}

@@ -1,7 +1,7 @@
 """Does a model only look robust? Signs that its gradient is masked, each with its reason.
 
     evidence = find_evidence(Target(model), x, y, Ball(8 / 255), Noise(0, ids))
-    judge(evidence)         # {"flagged": True, "reasons": ["The gradient is zero on 62 % …"], …}
+    judge(evidence, 8 / 255)     # {"flagged": True, "reasons": ["The gradient is zero on 62 % …"]}
 
 An attack that follows a gradient proves nothing where the gradient is zero or points nowhere
 (Athalye et al. 2018; Carlini et al. 2019). Five signs, each counted over the examples that are
@@ -151,8 +151,8 @@ def _loss(seen: Seen, y: Tensor) -> Tensor:
     return LOSSES["ce" if y.dim() == 1 else "sigmoid"](seen, y)
 
 
-def judge(evidence: Evidence) -> dict[str, Any]:
-    """The verdict, its reasons as sentences, and the errors that were compared."""
+def judge(evidence: Evidence, eps: float) -> dict[str, Any]:
+    """The verdict, its reasons as sentences, the errors compared, and on what: examples, eps."""
     right = evidence.right
     error = {
         word: None if kept is None else 1 - _share(kept)
@@ -181,7 +181,8 @@ def judge(evidence: Evidence) -> dict[str, Any]:
     ):  # fmt: skip
         if share > limit:
             reasons.append(text.format(f"{share:.1%}"))
-    return {"flagged": bool(reasons), "reasons": reasons, **error}
+    verdict = {"flagged": bool(reasons), "reasons": reasons, **error}
+    return {**verdict, "examples": len(right), "eps": eps}
 
 
 def _share(values: Tensor) -> float:

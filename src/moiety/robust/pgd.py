@@ -25,10 +25,7 @@ LOOK = 10  # steps between two looks at who is fooled, each of which a GPU is wa
 
 @dataclass(frozen=True, kw_only=True)
 class PGD(Attack):
-    """Steps of `rel_stepsize` · eps (None: eps / steps) along the sign, or the direction in l_2.
-
-    Without a random start a restart repeats the first run, so that one is made.
-    """
+    """Steps of `rel_stepsize` · eps (None: eps / steps) along the sign, or the direction in l_2."""
 
     name: ClassVar[str] = "pgd"
     steps: int = 40
@@ -40,8 +37,6 @@ class PGD(Attack):
         size = self.rel_stepsize
         if size is not None and not (isinstance(size, (int, float)) and 0 < size < math.inf):
             raise ValueError(f"rel_stepsize must be a number above 0 or None, got {size!r}")
-        if self.restarts > 1 and not self.random_start:
-            raise ValueError("restarts from the same point repeat it: set random_start=True")
 
     def run(self, hunt: Hunt, state: State, noise: Noise) -> None:
         ball, rel = hunt.ball, self.rel_stepsize

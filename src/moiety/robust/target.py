@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import itertools
+import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -79,17 +80,29 @@ class Target:
     @property
     def device(self) -> torch.device | None:
         """Where the model is; None: it has no tensor."""
-        tensors = chain(self.model.parameters(), self.model.buffers())
+        tensors = itertools.chain(self.model.parameters(), self.model.buffers())
         return next((t.device for t in tensors), None)
 
     def _normalized(self, x: Tensor) -> Tensor:
         if callable(self.normalize):
             x = self.normalize(x)
         elif self.normalize is not None:
-            mean, std = (_per_channel(v, x) for v in self.normalize)
+            mean, std = self._constants(x)
             x = (x - mean) / std
         own = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), x.dtype)
         return x.to(own)  # a model in half precision is attacked with steps in full precision
+
+    def _constants(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Mean and std as x needs them; made once, since a captured step may copy no host data."""
+        key = x.shape[1:2], x.dim(), x.dtype, x.device
+        if key not in self._known:
+            assert isinstance(self.normalize, Sequence)
+            self._known[key] = tuple(_per_channel(v, x) for v in self.normalize)
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[Hashable, tuple[Tensor, ...]]:
+        return {}
 
     def _logits(self, x: Tensor) -> Tensor:
         given = self.call(self.model, x) if self.call else self._plain(x)
@@ -122,7 +135,7 @@ class Target:
         """What repeats the steps of attacks; on a GPU it captures them."""
 
         def places() -> tuple[int | bool, ...]:
-            own = chain(self.model.parameters(), self.model.buffers())
+            own = itertools.chain(self.model.parameters(), self.model.buffers())
             return (self.model.training, *(t.data_ptr() for t in own))
 
         return Repeater(places)
@@ -134,12 +147,8 @@ class Target:
         """Eval mode and parameters without gradients; the model and the RNG are put back after."""
         modes = [(m, m.training) for m in self.model.modules()]
         wanted = [(p, p.requires_grad) for p in self.model.parameters()]
-        buffers = [
-            (m, name, b, b.detach().clone())
-            for m in self.model.modules()
-            for name, b in m._buffers.items()
-            if b is not None
-        ]
+        buffers = [(m, dict(m._buffers)) for m in self.model.modules()]
+        values = [(b, b.detach().clone()) for b in self.model.buffers()]
         gpus = {t.device for t in (*self.model.parameters(), *self.model.buffers()) if t.is_cuda}
         try:
             self.model.eval()
@@ -151,9 +160,11 @@ class Target:
                 module.training = training
             for parameter, required in wanted:
                 parameter.requires_grad_(required)
+            for module, named in buffers:  # some are put in another's place, or come up late
+                module._buffers.clear()
+                module._buffers.update(named)
             with torch.no_grad():
-                for module, name, buffer, before in buffers:
-                    module._buffers[name] = buffer
+                for buffer, before in values:
                     if not torch.equal(buffer, before):
                         buffer.copy_(before)
 
@@ -164,7 +175,7 @@ class Target:
         if any(m.training for m in self.model.modules()):
             warnings.warn(
                 "the model is in train mode: it is attacked in eval mode and left in train mode",
-                stacklevel=4,
+                stacklevel=_user_level(),
             )
 
     def check_logits(self, logits: Tensor, y: Tensor) -> None:
@@ -204,7 +215,7 @@ def check_inputs(x: Tensor, y: Tensor, bounds: Bounds) -> None:
     if not bool(torch.isfinite(x).all()):
         raise ValueError("x holds NaN or infinite values: leave those examples out")
     if bounds is not None and x.numel():
-        low, high = float(x.min()), float(x.max())
+        low, high = x.min().item(), x.max().item()
         if low < bounds[0] or high > bounds[1]:
             raise ValueError(
                 f"x lies in [{low:.4g}, {high:.4g}], outside bounds {tuple(bounds)}: give x before "
@@ -226,6 +237,23 @@ def _check_labels(x: Tensor, y: Tensor) -> None:
         raise ValueError("y with a column for each class must hold 0 and 1 only")
 
 
+def plain_inputs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs without a graph, in full precision, and labels, as attacks and losses take them."""
+    with torch.inference_mode(False):
+        # Autograd refuses tensors of inference mode, though not their copies.
+        x, y = (t.clone() if t.is_inference() else t.detach() for t in (x, y))
+        half = x.dtype in (torch.float16, torch.bfloat16)
+        return x.float() if half else x, y.long() if y.dim() == 1 else y
+
+
+def _user_level() -> int:
+    """The `stacklevel` of a warning in the caller that shows the line outside this package."""
+    package = __name__.rpartition(".")[0]
+    frames = traceback.walk_stack(inspect.currentframe())
+    names = (frame.f_globals.get("__name__", "") for frame, _ in frames)
+    return sum(1 for _ in itertools.takewhile(lambda name: name.startswith(package), names))
+
+
 def _probabilities(logits: Tensor) -> bool:
     sums = logits.sum(-1)
     return bool((logits >= 0).all() & ((sums - 1).abs() < 1e-3).all())
@@ -234,4 +262,9 @@ def _probabilities(logits: Tensor) -> bool:
 def _per_channel(value: float | Sequence[float], x: Tensor) -> Tensor:
     """A number, or one for each channel: the second axis of x, of a table the columns."""
     t = torch.as_tensor(value, dtype=x.dtype, device=x.device)
+    if t.dim() == 1 and len(t) not in (1, x.shape[1]):
+        raise ValueError(
+            f"normalize has {len(t)} numbers and x, of shape {list(x.shape)}, {x.shape[1]} "
+            "channels: give one number, or one for each"
+        )
     return t.view(-1, *[1] * (x.dim() - 2)) if t.dim() == 1 else t
