@@ -37,7 +37,7 @@ def test_every_error_is_there_with_its_interval():
         row = " ".join(f"{error:.1%} {_interval(error)}" for error in errors)
         assert f"{name} {row}" in page
     assert f"union 4.0% {_interval(0.04)} 36.0%" in page
-    assert "Error at ε 0 1/255 2/255 8/255 Time" in page
+    assert "Error at ε 0 1/255 2/255 8/255 pgd" in page
 
 
 def _interval(error):
@@ -75,10 +75,46 @@ def test_a_part_that_takes_back_is_no_share():
     )
 
 
+def test_a_norm_is_explained():
+    assert (
+        "Every value of an attacked example moves by at most ε (l∞) and stays between 0 and 1"
+        in (text(audit_page(audited.result())))
+    )
+    threat = audited.RESULT["threat"] | {"norm": "l2", "bounds": None}
+    assert "moves by a length of at most ε (l2)." in text(audit_page(audited.result(threat=threat)))
+
+
+def test_one_attack_is_not_called_all_together():
+    said = answers(audited.dense())["Under attack"]
+    assert "wrong at ε = 8/255 (apgd); 95 % interval 88.6% to 95.8%." in said
+
+
+@pytest.mark.parametrize(("error", "told"), [(0.89, False), (0.9, True), (1.0, True)])
+def test_a_model_that_guesses_is_told_before_its_attacks(error, told):
+    clean = audited.RESULT["clean"] | {"error": error}
+    said = answers(audited.result(clean=clean))["No attack"]
+    assert ("no better than guessing among 10 classes" in said) == told
+    assert said.startswith(f"{error:.1%} of the answers are wrong")
+
+
+def test_masking_says_where_it_looked_and_what_was_transferred():
+    seen = text(audit_page(audited.result()))
+    assert "At ε = 8/255, on 64 examples, so that" in seen
+    assert "on this one with its routes frozen" in seen
+    assert "was made on another model." in text(audit_page(audited.dense()))
+    assert "transferred" not in text(audit_page(audited.batch()))
+
+
+def test_the_time_of_an_attack_is_among_its_settings():
+    seen = text(audit_page(audited.result()))
+    assert "Attack pgd steps 40, loss ce, rel stepsize 0.025, random start no, took 2.5 s" in seen
+
+
 def test_routing_is_told_layer_by_layer():
     page = audit_page(audited.result())
     seen = text(page)
-    assert "blocks.2.moe 0.00 0.22 0.30 0.65" in seen  # the change under pgd
+    assert "blocks.2.moe 0.0% 22.0% 30.0% 65.0%" in seen  # the change under pgd
+    assert "below 10% 10–25%" in seen and "95% and more" in seen  # in the unit of the numbers
     assert "blocks.0.moe 0.0% none dead 11.0% dead: 0 11.0% dead: 0 11.0% dead: 0" in seen
     assert "Dead: expert 0 in blocks.0.moe" in seen
     loads = re.findall(r'<table class="loads">', page)
@@ -101,7 +137,7 @@ def test_a_batch_threat_model_is_loud_and_masking_is_told():
     assert "Random search fools more examples (61.0%) than APGD (42.0%)." in seen
     assert "No: gradients are masked" in seen
     assert "Transfer" not in seen  # there was none
-    assert "no attack" in seen and " 0.08 0.00 0.12 " in seen  # the noise of a random router
+    assert "no attack" in seen and " 8.0% 0.0% 12.0% " in seen  # the noise of a random router
     plain = audit_page(audited.result())
     assert 'class="threat batch"' not in plain and "No sign of masked gradients" in plain
 

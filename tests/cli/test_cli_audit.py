@@ -55,18 +55,28 @@ def photos(tmp_path):
 
 
 def test_sizes_are_numbers_or_fractions_in_order():
-    assert read_eps("8/255, 0,1/255,0.5,0.5") == [0, 1 / 255, 8 / 255, 0.5]
+    assert read_eps("8/255, 0,1/255,0.5,0.5", "linf") == [0, 1 / 255, 8 / 255, 0.5]
 
 
-@pytest.mark.parametrize("text", ["8/0", "", "a", "1/255,", "nan", "1/2/3"])
+@pytest.mark.parametrize(
+    "text", ["8/0", "", "a", "1/255,", "nan", "1/2/3", "8/", "1e999999999", "inf"]
+)
 def test_what_is_no_size_is_one_sentence(text):
     with pytest.raises(ValueError, match=r"--eps must be numbers such as 0\.03 or 8/255"):
-        read_eps(text)
+        read_eps(text, "l2")
 
 
 def test_a_negative_size_is_refused():
     with pytest.raises(ValueError, match="must not be negative, got -1/255"):
-        read_eps("0,-1/255")
+        read_eps("0,-1/255", "linf")
+
+
+def test_sizes_that_attack_nothing_or_everything_are_refused():
+    with pytest.raises(ValueError, match="at least one number above 0, got 0,0"):
+        read_eps("0,0", "linf")
+    with pytest.raises(ValueError, match=r"--eps 8 is more than a pixel can move.*8/255"):
+        read_eps("1/255,8", "linf")
+    assert read_eps("8", "l2") == [8]  # the length of all pixels may be more than one
 
 
 # -- images ----------------------------------------------------------------------------------------
@@ -127,7 +137,7 @@ def test_a_model_with_experts_gets_a_page(moiety, tmp_path):
     code, said, err = moiety("audit", *given, *FAST, "--out", out)
     assert code == 0, err
     assert "12 test images of" in said and "no image processor" in said
-    assert "Per example: No example can be fooled through another." in said
+    assert "Per example: Each was attacked by itself: none can be fooled through another." in said
     assert re.search(r"apgd +\d+\.\d% +\d+\.\d%", said)
     result = json.loads((out / "audit.json").read_text())
     assert result["kind"] == "audit" and result["data"]["examples"] == 12
@@ -171,16 +181,26 @@ def test_a_seed_repeats_itself(moiety, tmp_path):
 def test_a_dry_run_writes_nothing(moiety, tmp_path):
     given = ["--model", vit(tmp_path / "m"), "--data", "digits", "--out", tmp_path / "out"]
     code, said, _ = moiety("audit", *given, "--dry-run")
-    assert code == 0 and "apgd at 0, 1/255, 2/255, 4/255, 8/255 in linf, cpu" in said
+    assert code == 0 and "apgd at ε = 0, 1/255, 2/255, 4/255, 8/255 in linf on cpu" in said
     assert not (tmp_path / "out").exists()
+    _, said, _ = moiety("audit", *given, "--norm", "l2", "--dry-run")
+    assert "at ε = 0, 0.25, 0.5, 1 in l2" in said  # 8/255 is nothing for the length of an image
+
+
+def test_an_attack_that_is_named_twice_is_made_once(moiety, tmp_path):
+    given = ["--model", vit(tmp_path / "m", experts=True), "--data", "digits", "--dry-run"]
+    code, said, _ = moiety("audit", *given, "--attack", "pgd,pgd", "--attack", "apgd + overload")
+    assert code == 0 and "Would run apgd, pgd, apgd + overload at" in said
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         (["--eps", "8/0"], "--eps must be numbers such as 0.03 or 8/255"),
-        (["--attack", "pdg"], "pdg"),
-        (["--norm", "l7"], "l7"),
+        (["--eps", "0"], "--eps must hold at least one number above 0"),
+        (["--attack", "pdg"], "no attack is named 'pdg'"),
+        (["--attack", "apgd + overload"], "m has no experts, and --attack 'apgd + overload'"),
+        (["--norm", "l7"], "--norm must be linf or l2, not 'l7'"),
         (["--device", "nonsense"], "no device 'nonsense'"),
         (["--data", "nowhere"], "there is no file or folder nowhere"),
         (["--model", "./nowhere"], "there is no folder ./nowhere"),
@@ -190,7 +210,9 @@ def test_a_dry_run_writes_nothing(moiety, tmp_path):
 def test_a_wrong_argument_is_one_sentence(moiety, tmp_path, changed, said):
     given = {"--model": vit(tmp_path / "m"), "--data": "digits", "--examples": "12"}
     given |= {"--steps": 2, "--out": tmp_path / "out"} | dict([changed])
-    code, _, err = moiety("audit", *(word for pair in given.items() for word in pair))
+    words = [word for pair in given.items() for word in pair]
+    code, out, err = moiety("audit", *words, "--dry-run")  # which finds what a run would
+    assert out == "" and not (tmp_path / "out").exists()  # before any work
     (line,) = [line for line in err.splitlines() if line.startswith("moiety:")]
     assert code == 2 and said in line and err.endswith(f"{line}\n")
 
@@ -199,13 +221,49 @@ def test_a_table_has_no_pixels(moiety, tmp_path):
     rows = "\n".join(f"{i % 7},{i % 2}" for i in range(40))
     (tmp_path / "t.csv").write_text(f"a,label\n{rows}\n")
     code, _, err = moiety("audit", "--model", vit(tmp_path / "m"), "--data", tmp_path / "t.csv")
-    assert code == 2 and "an audit moves pixels" in err
+    assert code == 2 and "t.csv holds a table, and this command moves pixels" in err
 
 
-def test_a_model_of_texts_reads_no_images(moiety, tmp_path):
+def test_texts_have_no_pixels(moiety, tmp_path):
+    rows = [json.dumps({"text": f"some words {i}", "label": "ab"[i % 2]}) for i in range(40)]
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    code, _, err = moiety("audit", "--model", vit(tmp_path / "m"), "--data", tmp_path / "t.jsonl")
+    assert code == 2 and "holds texts, and this command moves pixels" in err
+    assert "moiety.robust.audit" in err  # the way that there is
+
+
+def test_a_model_of_texts_reads_no_images_whatever_the_data(moiety, tmp_path):
     model = save(tmp_path / "texts", "olmoe")
+    code, _, err = moiety("audit", "--model", model, "--data", "nowhere")
+    assert code == 2 and "reads no images (OlmoeForCausalLM)" in err
+    assert "in the space of their embeddings" in err
+
+
+def test_a_model_without_classes_is_refused(moiety, tmp_path):
+    from moiety.hf.loading import load_any
+
+    load_any(str(vit(tmp_path / "m"))).vit.save_pretrained(tmp_path / "bare")
+    code, _, err = moiety("audit", "--model", tmp_path / "bare", "--data", "digits")
+    assert code == 2 and "is a ViTModel, which gives no scores of classes" in err
+
+
+def test_a_processor_of_another_size_than_the_model_is_told(moiety, tmp_path):
+    processor = T.ViTImageProcessor(size={"height": 16, "width": 16})
+    model = vit(tmp_path / "m", channels=3, processor=processor)
     code, _, err = moiety("audit", "--model", model, "--data", "digits")
-    assert code == 2 and "reads no images" in err
+    assert code == 2 and "m cannot read images of 3×16×16: " in err and "Traceback" not in err
+
+
+def test_images_of_another_size_and_few_of_them_are_told(moiety, tmp_path, photos):
+    model = vit(tmp_path / "m", channels=3, classes=2)
+    code, said, err = moiety("audit", "--model", model, "--data", photos, "--dry-run")
+    assert code == 0, err
+    assert "12 test images of photos (all there are), 10×10 brought to 8×8" in said
+
+
+def test_colour_is_not_made_grey_in_silence(moiety, tmp_path, photos):
+    code, _, err = moiety("audit", "--model", vit(tmp_path / "m", classes=2), "--data", photos)
+    assert code == 2 and "the model reads grey images, and the data are images in colour" in err
 
 
 def test_other_classes_than_the_model_has_are_told(moiety, tmp_path, photos):

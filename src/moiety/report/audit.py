@@ -20,7 +20,10 @@ UNION = "union"
 SPLIT = ["ε", "Rise in loss", "Input", "Routes", "… and weights", "Error"]
 SPLIT += ["Choices frozen", "… and weights"]
 PARTS = ("total", "input", "routes")
-NORMS = {"linf": "l∞", "l2": "l2"}
+MOVES = {
+    "linf": "Every value of an attacked example moves by at most ε (l∞)",
+    "l2": "An attacked example moves by a length of at most ε (l2)",
+}
 
 
 def audit_page(result: Result) -> str:
@@ -83,8 +86,7 @@ def _summary(result: Result) -> str:
     inside = f" and stays between {bounds[0]:g} and {bounds[1]:g}" if bounds else ""
     return (
         f"{data['examples']:,} examples of {data['name']} with {data['classes']} classes; a model "
-        f"of {size} parameters{flops}. An attacked example moves by at most ε in "
-        f"{NORMS.get(threat['norm'], threat['norm'])}{inside}."
+        f"of {size} parameters{flops}. {MOVES[threat['norm']]}{inside}."
     )
 
 
@@ -102,7 +104,7 @@ def threat(result: Result) -> dict[str, Any]:
     elif found["coupled"]:
         text = f"{why}, so that each was run alone: none can be fooled through another."
     else:
-        text = "No example can be fooled through another."
+        text = "Each was attacked by itself: none can be fooled through another."
     label = found["label"][:1].upper() + found["label"][1:]
     return {"batch": batch, "label": label, "text": text}
 
@@ -113,13 +115,11 @@ def answers(result: Result) -> dict[str, str]:
     eps, union = eps_text(result["eps"][at]), result["union"]
     reached = number(result["attacks"][best]["error"][at], ".1%")
     spread = interval(union["low"][at], union["high"][at], ".1%")
-    together = (
-        f"; all attacks together {number(union['error'][at], '.1%')}" if _several(result) else ""
-    )
+    together = f"all attacks together {number(union['error'][at], '.1%')}, " * _several(result)
     found = {
-        "Under attack": f"{reached} of the answers are wrong at ε = {eps} ({best}){together} "
-        f"(95 % interval {spread}).",
-        "Without": f"{number(result['clean']['error'], '.1%')} of the answers are wrong.",
+        "Under attack": f"{reached} of the answers are wrong at ε = {eps} ({best}); {together}"
+        f"95 % interval {spread}.",
+        "No attack": _clean(result),
     }
     if result["attribution"]:
         found["Which door"] = _door(result["attribution"])
@@ -130,6 +130,18 @@ def answers(result: Result) -> dict[str, str]:
         else "No sign of masked gradients."
     )
     return found
+
+
+def _clean(result: Result) -> str:
+    """The error without attack, and a word where there is nothing left to attack."""
+    error, classes = result["clean"]["error"], result["data"]["classes"]
+    said = f"{number(error, '.1%')} of the answers are wrong"
+    if error < 1 - 1 / classes:
+        return f"{said}."
+    return (
+        f"{said}, no better than guessing among {classes} classes: look at the order of the "
+        "classes, at the normalisation and at the model's training before the rest."
+    )
 
 
 def _door(found: Result) -> str:
@@ -158,13 +170,13 @@ def error_view(result: Result) -> dict[str, Any]:
         for name, each in drawn.items()
     ]
     label = f"Error against ε with 95 % intervals, of {', '.join(drawn)}"
-    rows = {name: [*_errors(each), _time(each)] for name, each in drawn.items()}
-    columns = ["Error at ε", *map(eps_text, result["eps"]), "Time"]
+    rows = {name: _errors(each) for name, each in drawn.items()}
+    columns = ["Error at ε", *map(eps_text, result["eps"])]
     numbers = table("Error of every attack", columns, rows, bold=UNION)
     more = {
         key: _values(result, key, form, caption)
         for key, form, caption in (
-            ("loss", ".3f", "Mean loss under every attack"),
+            ("loss", ".3f", "Mean cross-entropy under every attack"),
             ("changed", ".1%", "Share of the predictions that changed"),
         )
     }
@@ -176,10 +188,6 @@ def _errors(each: Result) -> list[dict[str, str]]:
         cell(number(error, ".1%"), interval(low, high, ".1%").replace("% to ", "–"))
         for error, low, high in zip(each["error"], each["low"], each["high"])
     ]
-
-
-def _time(each: Result) -> dict[str, str]:
-    return cell(duration(each["seconds"]) if "seconds" in each else "")
 
 
 def _values(result: Result, key: str, form: str, caption: str) -> dict[str, Any]:
@@ -226,13 +234,19 @@ def _split(result: Result, found: Result, i: int) -> list[dict[str, str]]:
 def _masking(found: Result) -> dict[str, Any]:
     kinds = {
         "strongest": "Strongest attack by gradients",
-        "transfer": "Attack made on another model",
+        "transfer": "Transferred attack",
         "random": "Random search, without gradients",
     }
     shown = {text: found[key] for key, text in kinds.items() if found[key] is not None}
     rows = {text: [cell(number(error, ".1%"))] for text, error in shown.items()}
     numbers = table("Errors by kind of attack", ["Kind", "Error"], rows)
-    return {"flagged": found["flagged"], "reasons": found["reasons"], "table": numbers}
+    return {
+        "flagged": found["flagged"],
+        "reasons": found["reasons"],
+        "table": numbers,
+        "on": f"At ε = {eps_text(found['eps'])}, on {found['examples']:,} examples",
+        "transfer": found["transfer"] is not None,
+    }
 
 
 def _lipschitz(found: Result | None) -> dict[str, Any] | None:
@@ -249,7 +263,12 @@ def _lipschitz(found: Result | None) -> dict[str, Any] | None:
 def _settings(result: Result) -> dict[str, str]:
     """What was set, by name."""
     made = {
-        f"Attack {name}": ", ".join(f"{key} {plain(v)}" for key, v in each["settings"].items())
+        f"Attack {name}": ", ".join(
+            [
+                *(f"{key.replace('_', ' ')} {plain(v)}" for key, v in each["settings"].items()),
+                f"took {duration(each['seconds'])}",
+            ]
+        )
         for name, each in result["attacks"].items()
     }
     noise = result["noise"]["error"]

@@ -1,6 +1,7 @@
 """What an attack does to the routing: how much of it changes, and whom it overloads."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from .chart import COLOURS, Series, lines
@@ -57,11 +58,18 @@ def routing_view(result: Result, at: int) -> dict[str, Any] | None:
         "noise": _noisy(result),
         "charts": _charts(result, attacks) if len(layers) <= COLOURS else [],
         "changes": [_changes(result, name, sizes) for name in attacks],
-        "legend": [name for _, name in LIKENESS],
+        "legend": _percents([bound for bound, _ in LIKENESS[:-1]]),
         "at": f"ε = {sizes[at]}",
         "loads": [_loads(layers, None, at), *(_loads(layers, name, at) for name in attacks)],
         "drops": _drops(layers, attacks, at),
     }
+
+
+def _percents(bounds: Sequence[float]) -> list[str]:
+    """Words for the shades between bounds."""
+    words = [f"{bound:.0%}" for bound in bounds]
+    between = [f"{low.removesuffix('%')}–{high}" for low, high in pairwise(words)]
+    return [f"below {words[0]}", *between, f"{words[-1]} and more"]
 
 
 def _noisy(result: Result) -> bool:
@@ -99,7 +107,7 @@ def _changes(result: Result, attack: str, sizes: Sequence[str]) -> dict[str, Any
 
 
 def _shaded(value: float | None) -> dict[str, Any]:
-    return {"text": number(value, ".2f"), "shade": likeness(value or 0.0)}
+    return {"text": number(value, ".1%"), "shade": likeness(value or 0.0)}
 
 
 def _loads(layers: Result, attack: str | None, at: int) -> dict[str, Any]:

@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from fractions import Fraction
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from torch import nn
 
 from ...report.audit import answers, threat
 from ...report.audit_routes import eps_text
 from ...train import find_device
 from ..demo import check_writable
 
+# By norm: what is small for the largest of all pixels is nothing for the length of all.
+EPS = {"linf": "0,1/255,2/255,4/255,8/255", "l2": "0,0.25,0.5,1"}
+
 
 def command(
     model: Annotated[str, typer.Option(help="Folder of a saved model, or its id on the hub.")],
     data: Annotated[str, typer.Option(help="Folder of images by class, or a built-in set.")],
     eps: Annotated[
-        str, typer.Option(help="Sizes of the perturbation, of pixels in 0…1; 8/255 is understood.")
-    ] = "0,1/255,2/255,4/255,8/255",
+        str | None,
+        typer.Option(
+            help="How far an attack may go, with pixels in 0…1: numbers or fractions such as "
+            f"2/255,8/255. Default: {EPS['linf']}, and {EPS['l2']} for l2."
+        ),
+    ] = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option(help="Such as apgd, pgd or fgsm; may be repeated, or a,b. Default: apgd."),
+        typer.Option(
+            help="fgsm, pgd, apgd, apgd-dlr, apgd-dlr-targeted, random-search, or one that sees "
+            "the router, such as 'apgd + router-margin' (also overload, diversity, auxiliary). "
+            "May be repeated. Default: apgd."
+        ),
     ] = None,
-    norm: Annotated[str, typer.Option(help="linf or l2.")] = "linf",
-    steps: Annotated[int | None, typer.Option(min=1, help="Of every attack.")] = None,
+    norm: Annotated[
+        str, typer.Option(help="What ε bounds: every pixel (linf), or the length of all (l2).")
+    ] = "linf",
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps of every attack. Default: its own, pgd 40 and apgd 100."),
+    ] = None,
     examples: Annotated[int, typer.Option(min=1, help="Test images, drawn by the seed.")] = 100,
     group: Annotated[
         int,
@@ -43,18 +61,26 @@ def command(
     """Attack a model of images, and show on one page what breaks, and through which door."""
     from ...data import load_problem
     from ...hf.loading import load_any
-    from ...robust import audit
-    from .pictures import prepare
+    from ...robust import audit, named_attacks
+    from .pictures import check_reads_images, prepare
 
-    sizes, where = read_eps(eps), find_device(device)
-    attacks = [name.strip() for each in attack or ["apgd"] for name in each.split(",")]
+    if norm not in EPS:
+        raise ValueError(f"--norm must be linf or l2, not {norm!r}")
+    eps = EPS[norm] if eps is None else eps
+    sizes, where = read_eps(eps, norm), find_device(device)
+    words = (name.strip() for each in attack or ["apgd"] for name in each.split(","))
+    attacks = list(dict.fromkeys(words))
+    known = named_attacks(attacks, steps)
+    check_reads_images(model)
     page = out if out.suffix == ".html" else out / "audit.html"
     problem = load_problem(data, data_dir=data_dir, seed=seed)
     loaded = load_any(model)
+    check_router(known, loaded, model)
     given = prepare(loaded, model, problem, examples, seed)
-    typer.echo(f"{len(given.y)} test images of {problem.name}, {given.says}.")
+    typer.echo(f"{given.says}.")
     if dry_run:
-        typer.echo(f"{', '.join(attacks)} at {', '.join(map(eps_text, sizes))} in {norm}, {device}")
+        at = ", ".join(map(eps_text, sizes))
+        typer.echo(f"Would run {', '.join(known)} at ε = {at} in {norm} on {device}: {page}")
         return
     check_writable(page.parent)  # not before: a folder that is made stays
     repeat = ["--model", model, "--data", data, "--eps", eps, "--norm", norm, "--seed", seed]
@@ -65,7 +91,7 @@ def command(
         loaded.to(where),
         (given.x, given.y),
         sizes,
-        attacks,
+        known,
         steps=steps,
         norm=norm,  # type: ignore[arg-type]  # checked there, with a sentence
         normalize=given.normalize,
@@ -80,20 +106,43 @@ def command(
     typer.echo(f"The page: {found.to_html(page)}")
 
 
-def read_eps(text: str) -> list[float]:
+def read_eps(text: str, norm: str) -> list[float]:
     """Numbers and fractions with commas between, such as 0,1/255,0.1; in order, each once."""
     found = []
-    for word in text.split(","):
+    for word in map(str.strip, text.split(",")):
         try:
-            value = float(Fraction(word.strip()))
+            above, line, below = word.partition("/")
+            value = float(above) / (float(below) if line else 1)
         except (ValueError, ZeroDivisionError):
+            value = math.nan
+        if not math.isfinite(value):
             raise ValueError(
                 f"--eps must be numbers such as 0.03 or 8/255 with commas between, not {word!r}"
-            ) from None
+            )
         if value < 0:
-            raise ValueError(f"--eps must not be negative, got {word.strip()}")
+            raise ValueError(f"--eps must not be negative, got {word}")
+        if norm == "linf" and value > 1:
+            raise ValueError(
+                f"--eps {word} is more than a pixel can move, since pixels are in 0…1; steps of "
+                "an image of bytes are written 8/255"
+            )
         found.append(value)
+    if not any(found):
+        raise ValueError(f"--eps must hold at least one number above 0, got {text}")
     return sorted(set(found))
+
+
+def check_router(attacks: Mapping[str, Any], model: nn.Module, name: str) -> None:
+    """Refuse, before any work, attacks that see the router of a model that has none."""
+    from ...robust.audit_attacks import sees_router
+    from ...robust.audit_work import layers_of
+    from ...robust.target import Target
+
+    seeing = [attack for attack, each in attacks.items() if sees_router(each)]
+    if seeing and not layers_of(Target(model)):
+        raise ValueError(
+            f"{name} has no experts, and --attack {seeing[0]!r} looks at their router: leave it out"
+        )
 
 
 def tell(result: dict[str, Any], table: str) -> None:

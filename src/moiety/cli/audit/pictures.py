@@ -30,17 +30,28 @@ class Pictures:
     says: str
 
 
+def check_reads_images(name: str) -> None:
+    """Refuse a model that reads no images, by its config: before data and weights are read."""
+    from ...hf.loading import load_config, named_class
+
+    kind = named_class(load_config(name))
+    if kind is not None and "pixel_values" not in inspect.signature(kind.forward).parameters:
+        raise ValueError(
+            f"{name} reads no images ({kind.__name__}): audit it in Python, with "
+            "moiety.robust.audit, which attacks texts in the space of their embeddings"
+        )
+
+
 def prepare(model: nn.Module, name: str, problem: Problem, count: int, seed: int) -> Pictures:
     """Draw test images and bring them to the form that the model reads."""
     from ...hf.loading import load_image_processor
 
     if problem.kind != "image":
         raise ValueError(
-            f"{problem.name} holds a {problem.kind}, and an audit moves pixels: give a folder of "
-            "images by class, or a built-in set of images"
+            f"{problem.name} holds {'texts' if problem.kind == 'text' else 'a table'}, and this "
+            "command moves pixels: give a folder of images by class or a built-in set of images, "
+            "or audit in Python, with moiety.robust.audit"
         )
-    if "pixel_values" not in inspect.signature(model.forward).parameters:
-        raise ValueError(f"{name} reads no images: audit it in Python, with moiety.robust.audit")
     config: Any = getattr(model, "config", None)
     shuffled = torch.randperm(len(problem.test), generator=torch.Generator().manual_seed(seed))
     split = problem.test.take(shuffled[:count].sort().values)
@@ -54,9 +65,31 @@ def prepare(model: nn.Module, name: str, problem: Problem, count: int, seed: int
         x, normalize = _process(images, processor, name)
         by = f"{type(processor).__name__} of the model"
     labels = split.targets[problem.targets[0].name]
-    y, order = _as_model(labels, problem.targets[0].classes, config)
-    said = f"{x.shape[-2]}×{x.shape[-1]}, normalised by {by}; classes {order}"
+    known = _count_classes(model, name, x[:1])
+    y, order = _as_model(labels, problem.targets[0].classes, config, known)
+    have, read = ("×".join(map(str, t.shape[-2:])) for t in (images, x))
+    size = read if have == read else f"{have} brought to {read}"
+    count_said = f"{len(y)} test images of {problem.name}" + " (all there are)" * (len(y) < count)
+    said = f"{count_said}, {size}, normalised by {by}; classes {order}"
     return Pictures(x, y, normalize, said)
+
+
+@torch.no_grad()
+def _count_classes(model: nn.Module, name: str, x: Tensor) -> int:
+    """How many classes a model tells apart, by what it answers to an image."""
+    own = next(model.parameters())
+    try:
+        logits = getattr(model(pixel_values=x.to(own.device, own.dtype)), "logits", None)
+    except (RuntimeError, ValueError) as error:  # of transformers or torch: images of other sizes
+        size = "×".join(map(str, x.shape[1:]))
+        why = str(error).strip().split("\n")[0]
+        raise ValueError(f"{name} cannot read images of {size}: {why}") from None
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        raise ValueError(
+            f"{name} is a {type(model).__name__}, which gives no scores of classes: give a model "
+            "for image classification"
+        )
+    return logits.shape[-1]
 
 
 def _in_channels(images: Tensor, wanted: int | None) -> Tensor:
@@ -65,7 +98,9 @@ def _in_channels(images: Tensor, wanted: int | None) -> Tensor:
     if wanted in (None, have):
         return images
     if have != 1:
-        raise ValueError(f"the model reads images of {wanted} channels, and the data have {have}")
+        kinds = {1: "grey images", 3: "images in colour"}
+        wants, has = (kinds.get(n, f"images of {n} channels") for n in (wanted, have))
+        raise ValueError(f"the model reads {wants}, and the data are {has}: convert them first")
     return images.expand(-1, wanted, -1, -1)
 
 
@@ -102,15 +137,17 @@ def _process(images: Tensor, processor: Any, name: str) -> tuple[Tensor, Normali
     return x, (list(processor.image_mean), list(processor.image_std))
 
 
-def _as_model(labels: Tensor, classes: Sequence[str], config: Any) -> tuple[Tensor, str]:
+def _as_model(
+    labels: Tensor, classes: Sequence[str], config: Any, known: int
+) -> tuple[Tensor, str]:
     """Class ids as the model counts them: by name where it knows the names, else in order."""
     ids = {str(word): id for word, id in (getattr(config, "label2id", None) or {}).items()}
     if set(map(str, classes)) <= set(ids):
         places = torch.tensor([ids[str(word)] for word in classes])
         return places[labels], "by name"
-    if ids and len(ids) != len(classes):
+    if known != len(classes):
         raise ValueError(
-            f"the model has {len(ids)} classes and the data have {len(classes)}, whose names it "
+            f"the model has {known} classes and the data have {len(classes)}, whose names it "
             "does not know: give it the names in label2id, or other data"
         )
     return labels, "in the order of their names"
