@@ -246,8 +246,9 @@ study = Study(
         "search: 24 random settings of the paper's grid at a quarter of the length, where the "
         "paper has 5 trials for each point at full length",
         "shared bottom: of 32, 256 or 2048 units; the paper also tries 4096 and 8192",
-        "Gumbel gate: in eval an expert works if p > 0.5; settings by which a task is left with "
-        "none are discarded, besides those by which more than four are expected",
+        "Gumbel gate: its rule is on the mean over both tasks, and in eval an expert works if "
+        "p > 0.5: a task may be left with none, and answer with a constant; a rule that every task "
+        "keeps one was tried and left no setting of 24",
         "optimizer: Adagrad of PyTorch, whose sums start at 0; those of Keras start at 0.1",
         "seeds: 24 or more instead of 100 repetitions, all on the same examples",
     ),
