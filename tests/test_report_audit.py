@@ -58,6 +58,7 @@ def test_the_answers_come_first():
 
 def test_the_doors_are_told_size_by_size():
     page = text(audit_page(audited.result()))
+    assert "Routes Routes and weights Error Error, choices frozen Error, weights too" in page
     assert "8/255 +4.100 +2.900 +1.200 +1.700 93.0% 85.0% 80.0%" in page
 
 
@@ -86,7 +87,7 @@ def test_a_norm_is_explained():
 
 def test_one_attack_is_not_called_all_together():
     said = answers(audited.dense())["Under attack"]
-    assert "wrong at ε = 8/255 (apgd); 95 % interval 88.6% to 95.8%." in said
+    assert "wrong at ε = 8/255 (apgd; 95 % interval 88.6% to 95.8%)." in said
 
 
 @pytest.mark.parametrize(("error", "told"), [(0.89, False), (0.9, True), (1.0, True)])

@@ -50,6 +50,23 @@ def test_lines_are_told_apart_and_the_union_is_the_ink_of_the_page(visit):
     assert looks[0][0] == ink and looks[-1][0] != ink  # below the others, which it would hide
 
 
+def test_the_five_sizes_of_the_command_are_seen_without_scrolling(visit):
+    """Those that `moiety audit` takes by default: the largest matters most, and comes last."""
+    result = audited.result()
+    result["eps"].insert(3, 4 / 255)
+    for each in (*result["attacks"].values(), result["union"]):
+        for key in {"error", "low", "high", "loss", "changed"} & set(each):
+            each[key].insert(3, each[key][2])
+    for layer in result["routing"].values():
+        for each in layer["attacks"].values():
+            for values in each.values():
+                values.insert(3, values[2])
+    page = visit(audit_page(result)).page
+    tables = page.locator(".beside .scroll").all()
+    assert len(tables) == 2 and "8/255" in tables[0].inner_text()
+    assert all(table.evaluate("t => t.scrollWidth <= t.clientWidth") for table in tables)
+
+
 def test_text_of_a_chart_stays_inside_it_and_apart(visit):
     for width in (390, 1200):
         page = visit(audit_page(audited.result()), width).page

@@ -17,8 +17,8 @@ from .words import THOUSANDS, duration, interval, number, plain, quantity, when,
 
 Result = Mapping[str, Any]
 UNION = "union"
-SPLIT = ["ε", "Rise in loss", "Input", "Routes", "… and weights", "Error"]
-SPLIT += ["Choices frozen", "… and weights"]
+SPLIT = ["ε", "Rise in loss", "Input", "Routes", "Routes and weights", "Error"]
+SPLIT += ["Error, choices frozen", "Error, weights too"]
 PARTS = ("total", "input", "routes")
 MOVES = {
     "linf": "Every value of an attacked example moves by at most ε (l∞)",
@@ -115,10 +115,10 @@ def answers(result: Result) -> dict[str, str]:
     eps, union = eps_text(result["eps"][at]), result["union"]
     reached = number(result["attacks"][best]["error"][at], ".1%")
     spread = interval(union["low"][at], union["high"][at], ".1%")
-    together = f"all attacks together {number(union['error'][at], '.1%')}, " * _several(result)
+    together = f"); all attacks together {number(union['error'][at], '.1%')} ("
     found = {
-        "Under attack": f"{reached} of the answers are wrong at ε = {eps} ({best}); {together}"
-        f"95 % interval {spread}.",
+        "Under attack": f"{reached} of the answers are wrong at ε = {eps} ({best}"
+        f"{together if _several(result) else '; '}95 % interval {spread}).",
         "No attack": _clean(result),
     }
     if result["attribution"]:
@@ -211,8 +211,8 @@ def _attribution(result: Result) -> dict[str, Any] | None:
     parts = {"input, routes unchanged": found["input"], "changed routes": found["routes"]}
     label = f"Rise in loss under {found['attack']}, by input and by routes, against ε"
     return {
-        "text": f"The rise in loss under {found['attack']}, split into what the changed input does "
-        "at unchanged routes and what changed routes do.",
+        "text": f"The rise in loss (cross-entropy, in nats) under {found['attack']}, split into "
+        "what the changed input does at unchanged routes and what changed routes do.",
         "chart": bars(label, names, parts, across=across),
         "table": table(
             label, SPLIT, {size: _split(result, found, i) for i, size in enumerate(sizes)}
