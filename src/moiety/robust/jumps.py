@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..moe import MoE
 from ..routing import Routing
 from ..watch import watch
+from .target import Target
 
 Function = Callable[[Tensor], Tensor]
 Scores = Callable[[Tensor], Tensor | None]  # None: the router keeps them to itself
@@ -51,10 +52,12 @@ def jump_sizes(
                for a linear router leads straight to the nearest boundary
     reach      how far to walk, in units of the token's norm
     points     looks on the way; a choice that changes and changes back between two is not seen
+
+    The layer is asked in eval mode, so without noise, and left as it was found.
     """
     x_TD = x_TD.detach()
     answer, choose, scores = _views(layer)
-    with torch.no_grad():
+    with Target(layer).at_rest(), torch.no_grad():
         if direction is None:
             direction = _downhill(scores, choose, x_TD)
         way = unit(direction, 1) * x_TD.norm(dim=1, keepdim=True) * reach

@@ -10,6 +10,7 @@ first two speak of it, and jumps at them (`jumps`). Puigcerver et al. 2022, sect
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -121,7 +122,7 @@ def smooth_bound(
     iterations   None: exact norms; a number: those of `local_lipschitz`, for wide layers, which
                  come from below, so that the sum may miss a bound by what they lack
     """
-    norm = partial(local_lipschitz, iterations=iterations) if iterations else jacobian_norm
+    norm = _norm(iterations)
     with torch.no_grad():
         p_TE, answers_TEO = gate(x_TD), experts(x_TD)
     count = p_TE.shape[1]
@@ -133,18 +134,22 @@ def smooth_bound(
 def layer_bound(layer: MoE, x_TD: Tensor, *, iterations: int | None = None) -> Bound:
     """Lemma 1 for an MoE layer; shared experts count among the experts.
 
-    Of a sparse layer it bounds the slope between the boundaries, not the jumps at them.
+    Of a sparse layer it bounds the slope between the boundaries, not the jumps at them. The layer
+    is asked in eval mode, so without noise, and left as it was found.
     """
-    dtype = x_TD.dtype
-    bound = smooth_bound(
-        lambda z: route_alone(layer, z).dense().to(dtype),
-        lambda z: layer.experts.answers(z).transpose(0, 1),
-        x_TD,
-        iterations=iterations,
-    )
-    norm = partial(local_lipschitz, iterations=iterations) if iterations else jacobian_norm
-    besides = norm(lambda z: _besides(layer, z), x_TD)
+    with Target(layer).at_rest():
+        bound = smooth_bound(
+            lambda z: route_alone(layer, z).dense().to(z.dtype),
+            lambda z: layer.experts.answers(z).transpose(0, 1),
+            x_TD,
+            iterations=iterations,
+        )
+        besides = _norm(iterations)(lambda z: _besides(layer, z), x_TD)
     return Bound(bound.experts + besides, bound.router)
+
+
+def _norm(iterations: int | None) -> Callable[[Function, Tensor], Tensor]:
+    return partial(local_lipschitz, iterations=iterations) if iterations else jacobian_norm
 
 
 def _besides(layer: MoE, z: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ def router_margin(seen: Seen, y: Tensor) -> Tensor:
 
     def margin(r: Routing, name: str) -> Tensor | None:
         dense = r.by == "token" and r.active is None and r.index.shape[1] == r.experts
-        if r.scores is None or r.by == "all" or dense:
+        if not _of_tokens(r.scores, r) or dense:
             return None
         chosen_TE = wanted(r if chosen is None else next(chosen[name]))
         return -_margin(r.scores, chosen_TE).clamp(min=-BEYOND)
@@ -63,13 +64,13 @@ def router_margin(seen: Seen, y: Tensor) -> Tensor:
 @loss("overload", needs_routes=True)
 def overload(seen: Seen, y: Tensor) -> Tensor:
     """The mean gate, over an example's tokens, of the expert that most of them ask for."""
-    return _overload(seen, together=False)
+    return _overload(seen, "overload", together=False)
 
 
 @loss("overload-call", needs_routes=True)
 def overload_call(seen: Seen, y: Tensor) -> Tensor:
     """The mean gate, over an example's tokens, of the expert that most of the call ask for."""
-    return _overload(seen, together=True)
+    return _overload(seen, "overload-call", together=True)
 
 
 @loss("diversity", needs_routes=True)
@@ -114,7 +115,7 @@ def _margin(scores_TE: Tensor, chosen_TE: Tensor) -> Tensor:
     return torch.where(usable_T, lowest_T - next_T, 0.0)
 
 
-def _overload(seen: Seen, together: bool) -> Tensor:
+def _overload(seen: Seen, loss: str, together: bool) -> Tensor:
     def mass(p_BE: Tensor, r: Routing) -> Tensor:
         asked_BE = by_example(wanted(r).long(), len(p_BE)).sum(1)
         if together:
@@ -123,7 +124,7 @@ def _overload(seen: Seen, together: bool) -> Tensor:
         busiest_B = (asked_BE + p_BE.detach() / 2).argmax(-1)
         return p_BE.gather(1, busiest_B[:, None])[:, 0]
 
-    return _of_gates(seen, "overload", mass)
+    return _of_gates(seen, loss, mass)
 
 
 def _of_gates(seen: Seen, loss: str, of: Callable[[Tensor, Routing], Tensor]) -> Tensor:
@@ -133,7 +134,7 @@ def _of_gates(seen: Seen, loss: str, of: Callable[[Tensor, Routing], Tensor]) ->
         gate = r.probs if r.probs is not None else r.gate
         if gate is None and r.scores is not None:
             gate = r.scores.softmax(-1)  # a native router whose gate is not known
-        if gate is None or r.by == "all":
+        if not _of_tokens(gate, r):
             continue
         p_TE = gate / gate.sum(-1, keepdim=True).clamp(min=torch.finfo(gate.dtype).tiny)
         p_BE = _over_tokens(p_TE, r, len(seen.logits), name)
@@ -158,6 +159,11 @@ def _joined(out: list[Tensor], seen: Seen, loss: str, needs: str) -> Tensor:
             "another loss"
         )
     return torch.stack(out).mean(0).to(seen.logits.dtype)
+
+
+def _of_tokens(values: Tensor | None, r: Routing) -> TypeGuard[Tensor]:
+    """Whether there is a row for each token; a static router has one for all, which stays."""
+    return values is not None and r.by != "all" and len(values) == r.tokens
 
 
 def _layers(seen: Seen, loss: str) -> Iterator[tuple[Routing, str]]:
