@@ -259,6 +259,7 @@ def test_images_of_another_size_and_few_of_them_are_told(moiety, tmp_path, photo
     code, said, err = moiety("audit", "--model", model, "--data", photos, "--dry-run")
     assert code == 0, err
     assert "12 test images of photos (all there are), 10×10 brought to 8×8" in said
+    assert "classes in the order of the data (ant, zebra)." in said  # LABEL_0 is no name
 
 
 def test_colour_is_not_made_grey_in_silence(moiety, tmp_path, photos):

@@ -150,4 +150,5 @@ def _as_model(
             f"the model has {known} classes and the data have {len(classes)}, whose names it "
             "does not know: give it the names in label2id, or other data"
         )
-    return labels, "in the order of their names"
+    first = ", ".join(map(str, classes[:3]))
+    return labels, f"in the order of the data ({first}{', …' * (len(classes) > 3)})"
