@@ -111,6 +111,7 @@ BAD = {
     "loss": ({"attacks": "apgd + margin"}, "no attack is named"),
     "no attacks": ({"attacks": []}, "attacks is empty"),
     "twice": ({"attacks": ["pgd", "pgd"]}, "two attacks are named 'pgd'"),
+    "source": ({"source": nn.Linear(16, 2).eval()}, "the model has 2 classes"),
     "group": ({"group": 0}, "group must be a whole number"),
     "masking": ({"masking": 0}, "masking must be a whole number"),
     "lipschitz": ({"lipschitz": -1}, "lipschitz must be a whole number, at least 0"),

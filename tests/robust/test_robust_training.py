@@ -97,6 +97,16 @@ def test_counters_count_the_updates_and_not_the_attacks(name):
     assert not same(state(plain), state(attacked))  # it was another training
 
 
+def test_labels_of_any_whole_numbers():
+    x, y = few().tensors
+    words = {"eps": 0.1, "steps": 2, "epochs": 1, "batch": 16}
+    kinds = (TensorDataset(x, y), TensorDataset(x, y.int()))
+    long, short = (fit_attacked(patches("top-k"), data, **words) for data in kinds)
+    assert long == short
+    moved = (attack_batch(patches("top-k"), x, labels, steps=2) for labels in (y, y.int()))
+    assert torch.equal(*moved)
+
+
 def test_the_bias_moves_once_an_update():
     model = patches("sigmoid-balanced", rate=0.25)
     router = next(m.router for m in model.modules() if isinstance(m, MoE))

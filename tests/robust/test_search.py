@@ -60,3 +60,9 @@ def test_transfer_leaves_the_source_as_found():
     x = inputs()
     run_attack(Transfer(source, PGD(steps=2)), mlp(), x, answers(mlp(), x), 0.1)
     assert source.training and all(p.requires_grad for p in source.parameters())
+
+
+def test_a_source_of_other_classes_is_told():
+    x = inputs()
+    with pytest.raises(ValueError, match="the model has 2 classes"):
+        run_attack(Transfer(mlp(classes=2), PGD()), mlp(), x, torch.full((len(x),), 4), 0.1)

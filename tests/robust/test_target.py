@@ -81,6 +81,9 @@ def test_routes_are_watched_on_demand():
     assert torch.autograd.grad(scores.sum(), x)[0].abs().sum() > 0
 
 
+X6 = inputs().float()
+
+
 class Counting(nn.Module):
     """Changes a buffer, and draws a random number, in every forward."""
 
@@ -134,6 +137,14 @@ def test_at_rest_leaves_everything_as_found():
         assert model.calls == 2
     unchanged(before, model)
     assert model.calls is buffer
+
+
+def test_a_traced_model_rests_too():
+    traced = torch.jit.trace(nn.Sequential(nn.Linear(DIM, 3), nn.BatchNorm1d(3)).eval(), X6)
+    before = photograph(traced)
+    with Target(traced).at_rest() as target:
+        target(X6)
+    unchanged(before, traced)
 
 
 def test_at_rest_restores_after_an_error_too():

@@ -125,7 +125,7 @@ def audit(
         group=group,
         seed=seed,
         steps=max(steps or STEPS, FEW),
-        source=_source(source, target),
+        source=_source(source, target, x, y),
         main=_main(known) if attribution else None,
         masking=-(-masking // group) * group,
         lipschitz=lipschitz,
@@ -153,10 +153,17 @@ def _eps(eps: float | Iterable[float], norm: Norm, bounds: Bounds) -> list[float
     return sorted({float(size) for size in sizes})
 
 
-def _source(source: nn.Module | Target | None, target: Target) -> Target | None:
-    if source is None or isinstance(source, Target):
-        return source
-    return Target(source, normalize=target.normalize)
+def _source(
+    source: nn.Module | Target | None, target: Target, x: Tensor, y: Tensor
+) -> Target | None:
+    """Checked here, since it is needed last."""
+    if source is None:
+        return None
+    if not isinstance(source, Target):
+        source = Target(source, normalize=target.normalize)
+    with source.at_rest(), torch.no_grad():
+        source.check_logits(source(x[:1].to(source.device or x.device)).logits, y)
+    return source
 
 
 def _main(attacks: Mapping[str, Attacks]) -> str:

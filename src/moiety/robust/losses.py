@@ -44,6 +44,7 @@ class Loss:
                 f'loss "{self.name}" needs at least {self.classes} classes and the model has '
                 f'{found}: use loss="ce"'
             )
+        y = y.long() if y.dim() == 1 else y  # torch takes no other whole numbers as class ids
         return self.of(seen, y, target) if self.targeted else self.of(seen, y)
 
 

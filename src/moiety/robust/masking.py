@@ -24,10 +24,10 @@ from torch import Tensor
 from .apgd import APGD
 from .attribution import freeze
 from .ball import Ball
-from .base import Attack, Keep
+from .base import Attack
 from .losses import LOSSES
 from .noise import Noise
-from .search import RandomSearch
+from .search import RandomSearch, Transfer
 from .target import Seen, Target, correct
 
 # Attacks without a gradient may be better by so much, as luck has it: a share, and examples.
@@ -84,32 +84,23 @@ def find_evidence(
     """
     attack, search = attack or APGD(), search or RandomSearch()
 
-    def right_after(attacker: Attack, at: Target, within: Ball) -> Tensor:
-        # A point that just fools another model seldom fools this one. And with frozen routes, which
-        # belong to these rows, none may leave early.
-        own = at is target
-        keep: Keep = "fooled" if own else "loss"
-        x_adv = attacker(at, x, y, within, noise, group=group, keep=keep, early_stop=own)
+    def right_after(attacker: Attack | Transfer, within: Ball) -> Tensor:
+        x_adv = attacker(target, x, y, within, noise, group=group, early_stop=True)
         with torch.no_grad():
-            return correct(target(within.project(x_adv, x)).logits, y)
+            return right & correct(target(within.project(x_adv, x)).logits, y)
 
     with target.at_rest():
         with torch.no_grad():
             right = correct(target(x).logits, y)
-        own = right_after(attack, target, ball)
-        strongest = own if strongest is None else own & strongest
-        transfer = None
-        if source is not None:
-            with source.at_rest():
-                transfer = right_after(attack, source, ball)
-        elif routes:
-            transfer = right_after(attack, freeze(target, x), ball)
+        own = right_after(attack, ball)
+        if source is None and routes:
+            source = freeze(target, x)
+        transfer = None if source is None else right_after(Transfer(source, attack), ball)
         zero, blind = _slopes(target, x, y, ball, noise)
-        anywhere = right_after(attack, target, unbounded(ball, x))
-        random = right_after(search, target, ball)
-    transfer = None if transfer is None else right & transfer
-    kept = right & strongest, right & random, transfer
-    return Evidence(right, *kept, zero, blind, right & anywhere)
+        anywhere = right_after(attack, unbounded(ball, x))
+        random = right_after(search, ball)
+    strongest = own if strongest is None else own & strongest
+    return Evidence(right, strongest, random, transfer, zero, blind, anywhere)
 
 
 def unbounded(ball: Ball, x: Tensor) -> Ball:

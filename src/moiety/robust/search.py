@@ -103,4 +103,6 @@ class Transfer:
         if not isinstance(source, Target):
             source = Target(source, normalize=target.normalize)
         with source.at_rest():
+            with torch.no_grad():
+                source.check_logits(source(x).logits, y)
             return self.attack(source, x, y, ball, noise, keep="loss", group=group)

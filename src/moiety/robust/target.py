@@ -127,7 +127,10 @@ class Target:
 
     @cached_property
     def _word(self) -> str | None:
-        names = inspect.signature(self.model.forward).parameters
+        try:
+            names = inspect.signature(self.model.forward).parameters
+        except ValueError:  # a traced module has none
+            return None
         return next((w for w in ("pixel_values", "inputs_embeds") if w in names), None)
 
     @cached_property
@@ -147,7 +150,7 @@ class Target:
         """Eval mode and parameters without gradients; the model and the RNG are put back after."""
         modes = [(m, m.training) for m in self.model.modules()]
         wanted = [(p, p.requires_grad) for p in self.model.parameters()]
-        buffers = [(m, dict(m._buffers)) for m in self.model.modules()]
+        buffers = [(m, dict(m._buffers.items())) for m in self.model.modules()]
         values = [(b, b.detach().clone()) for b in self.model.buffers()]
         gpus = {t.device for t in (*self.model.parameters(), *self.model.buffers()) if t.is_cuda}
         try:
@@ -160,9 +163,9 @@ class Target:
                 module.training = training
             for parameter, required in wanted:
                 parameter.requires_grad_(required)
-            for module, named in buffers:  # some are put in another's place, or come up late
-                module._buffers.clear()
-                module._buffers.update(named)
+            for module, named in buffers:  # a forward may put another tensor in a buffer's place
+                for name, buffer in named.items():
+                    module._buffers[name] = buffer
             with torch.no_grad():
                 for buffer, before in values:
                     if not torch.equal(buffer, before):

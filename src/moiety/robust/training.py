@@ -28,7 +28,7 @@ from ..train import fit, step_seed
 from .ball import Ball, Norm
 from .noise import Noise
 from .pgd import PGD
-from .target import Bounds, Normalize, Target, check_inputs
+from .target import Bounds, Normalize, Target, check_inputs, plain_inputs
 
 EPS = 8 / 255
 
@@ -80,6 +80,7 @@ def fit_attacked(
     """
     x, y = train.tensors
     check_inputs(x, y, bounds)
+    x, y = plain_inputs(x, y)
     attack = partial(
         attack_batch,
         eps=eps,
