@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from victims import CLASSES, answers, inputs, mixed, mlp
 
 from moiety.robust import APGD, PGD, Ball, Noise, Target, apgd, run_attack
-from moiety.robust.apgd import windows
+from moiety.robust.apgd import Climb, check, windows
 from moiety.robust.ball import largest, lengths
 from moiety.robust.losses import build_loss
 from moiety.robust.target import Seen
@@ -82,6 +82,30 @@ def test_beside_the_plain_algorithm(norm, loss, steps):
         assert reached == pytest.approx(best_loss, abs=1e-9)
         if not (loss == "dlr" and best_loss > 0):  # beyond 0 it has plateaus without a gradient
             torch.testing.assert_close(ours, best, rtol=0, atol=1e-8)
+
+
+HALVES = [  # rises of 10 steps, halved last time, best loss then and now; whether it halves
+    (8, True, 1.0, 1.0, False),
+    (8, False, 1.0, 2.0, False),
+    (8, False, 1.0, 1.0, True),  # though most steps rose, none beat the best
+    (7, False, 1.0, 2.0, True),  # too few rose
+]
+
+
+def test_when_a_checkpoint_halves_the_step():
+    rises, halved, then, now, wanted = (torch.tensor(column) for column in zip(*HALVES))
+    at = torch.arange(4.0)[:, None]
+    climb = Climb(
+        row=at, clean=at, y=at, x=at, kept=at, kept_loss=then, kept_fooled=then, old=at,
+        grad=at + 10, size=torch.ones(4, 1), loss=then, best=at + 20, best_grad=at + 30,
+        best_loss=now, checked_loss=then, halved=halved, rises=rises,
+    )  # fmt: skip
+    check(climb, window=10)
+    assert torch.equal(climb.halved, wanted) and torch.equal(climb.checked_loss, now)
+    assert torch.equal(climb.size[:, 0], torch.where(wanted, 0.5, 1.0))
+    assert torch.equal(climb.x, torch.where(wanted[:, None], at + 20, at))
+    assert torch.equal(climb.grad, torch.where(wanted[:, None], at + 30, at + 10))
+    assert not climb.rises.any()
 
 
 def curved(x):

@@ -95,6 +95,24 @@ def test_a_list_of_eps_is_one_after_the_other(name):
     assert torch.equal(run_attack(ATTACKS[name], model, x, y, 0.0).x, x)
 
 
+class Random(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x):
+        return self.inner(x + 0.3 * torch.randn_like(x))
+
+
+def test_the_noise_of_a_random_model_comes_from_the_seed():
+    model, x, y = Random().eval(), *problem()[1:]
+    both = run_attack(PGD(steps=3), model, x, y, [0.1, 0.2])
+    torch.randn(7)
+    alone, other = (run_attack(PGD(steps=3), model, x, y, 0.2, seed=seed) for seed in (0, 1))
+    assert torch.equal(both[1].x, alone.x) and torch.equal(both[1].loss, alone.loss)
+    assert not torch.equal(alone.x, other.x)
+
+
 @each_attack
 def test_never_weaker_than_the_clean_input(name):
     for seed in range(4):
