@@ -126,6 +126,16 @@ def adversarial(
     return [one.x for one in found] if isinstance(found, list) else found.x
 
 
+def batches(count: int, batch: int, group: int, *, alone: bool) -> Iterator[slice]:
+    """Batches of whole groups, with `alone` of one; a last group that is not full is by itself."""
+    size = group if alone else max(batch // group, 1) * group
+    whole = count // group * group
+    for start in range(0, whole, size):
+        yield slice(start, min(start + size, whole))
+    if whole < count:
+        yield slice(whole, count)
+
+
 class _Job:
     """An attack on some examples, whatever the eps."""
 
@@ -144,24 +154,18 @@ class _Job:
     ) -> None:
         self.attack, self.target, self.group = attack, target, group
         self.x, self.y = plain_inputs(x, y)
-        self.keep, self.early_stop, self.seed = keep, early_stop, seed
+        self.batch, self.keep, self.early_stop, self.seed = batch, keep, early_stop, seed
         self.ids = torch.arange(len(x)) if ids is None else ids
         if len(self.ids) != len(x):
             raise ValueError(f"ids must hold a number for each of {len(x)} examples")
         self.why = coupled(target, self._there(self.x[:group]), group)
-        self.size = group if self.why else max(batch // group, 1) * group
         self.clean = self._score(self.x, check=True)
 
     def _there(self, t: Tensor) -> Tensor:
         return t.to(self.target.device or t.device)
 
     def _rows(self) -> Iterator[slice]:
-        """Batches of whole groups; a last group that is not full is a batch of its own."""
-        whole = len(self.x) // self.group * self.group
-        for start in range(0, whole, self.size):
-            yield slice(start, min(start + self.size, whole))
-        if whole < len(self.x):
-            yield slice(whole, len(self.x))
+        return batches(len(self.x), self.batch, self.group, alone=self.why is not None)
 
     def _score(self, x: Tensor, check: bool = False) -> _Scored:
         """The model's answers, in the batches that the attack sees."""

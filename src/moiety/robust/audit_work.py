@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..watch import Routes, watch
 from .apgd import APGD
-from .attack import Attacked, Attacks, run_attack
+from .attack import Attacked, Attacks, batches, run_attack
 from .attribution import Parts, attribute, freeze
 from .ball import Ball, Norm
 from .coupling import coupled
@@ -96,11 +96,8 @@ class Plan:
     def rows(self, among: Tensor | None = None) -> Iterator[Tensor]:
         """Batches of whole groups, or one group a batch where examples influence each other."""
         among = torch.arange(len(self.x)) if among is None else among
-        whole = len(among) // self.group * self.group
-        size = self.group if self.why else max(self.batch // self.group, 1) * self.group
-        yield from among[:whole].split(size) if whole else ()
-        if whole < len(among):
-            yield among[whole:]
+        for rows in batches(len(among), self.batch, self.group, alone=self.why is not None):
+            yield among[rows]
 
     def there(self, t: Tensor) -> Tensor:
         return t.to(self.target.device or t.device)
