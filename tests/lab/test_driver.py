@@ -245,6 +245,27 @@ def test_a_pilot_fixes_the_seeds_and_is_not_counted(lab):
     assert lab.lines == []
 
 
+def test_most_limits_what_a_pilot_asks_for(lab):
+    lab.change("margin=0.2", "margin=0.001")
+    result = lab.run(pilot=3, most=6)
+    assert "The pilot asks for" in lab.printed and "; --most makes it 6." in lab.printed
+    assert result["seeds"] == 6 and result["planned"]["pilot"] == 3
+    assert "--pilot 3 --most 6" in result["command"]
+    with pytest.raises(ValueError, match="--most goes with --pilot"):
+        lab.run(most=6)
+
+
+def test_a_data_set_that_is_not_here_ends_a_run_at_once(lab):
+    lab.change("import time\n", "import time\nfrom moiety.data.named import MissingData\n")
+    lab.change(
+        "        return {",
+        "        raise MissingData('films are not here; fetch them')\n        return {",
+    )
+    with pytest.raises(ValueError, match="^films are not here; fetch them$"):
+        lab.run(seeds=2)
+    assert not Store(lab.out).failed()  # nothing to forget once they are here
+
+
 def test_without_plotly_the_run_ends_and_says_what_to_install(lab, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)

@@ -11,6 +11,7 @@ from moiety.lab.claims import greater
 from moiety.lab.executors import Job, Processes
 from moiety.lab.plan import (
     SAFETY,
+    asked_by_pilot,
     check_pilot,
     estimate,
     fix_budget,
@@ -210,6 +211,17 @@ def test_the_hungriest_claim_decides_and_all_share_the_correction():
     alone = seeds_from_pilot(alone, pilot_records(0.2), 4, family=1)
     needed = [entry["seeds"] for entry in plan["pilot"]["needed"]]
     assert plan["seeds"] == max(needed) == needed[1] > alone["seeds"] > needed[0]
+
+
+def test_a_pilot_that_asks_for_more_than_there_is_time_for():
+    all_of_them = seeds_from_pilot(toy, pilot_records(0.2), 4, family=1)
+    few = seeds_from_pilot(toy, pilot_records(0.2), 4, family=1, most=6)
+    assert few["seeds"] == 6 < asked_by_pilot(few) == all_of_them["seeds"]
+    with pytest.raises(ValueError, match=r"would not decide .* smallest effect, or --most seeds"):
+        seeds_from_pilot(toy, pilot_records(50.0), 4, family=1)
+    hopeless = seeds_from_pilot(toy, pilot_records(50.0), 4, family=1, most=6)
+    assert hopeless["seeds"] == 6 and asked_by_pilot(hopeless) is None
+    assert asked_by_pilot({"seeds": 5, "from": "scale"}) is None
 
 
 def test_a_pilot_leaves_out_seeds_without_a_value():

@@ -72,7 +72,8 @@ def test_a_result_from_a_store_on_disk(tmp_path):
     assert list(result["curves"]) == ["loss"]
     assert len(curve["step"]) == 200 and (curve["step"][0], curve["step"][-1]) == (0, 998)
     assert curve["mean"] == [step + 1 for step in curve["step"]]
-    assert (curve["low"][0], curve["high"][0]) == pytest.approx(t_interval([0, 1, 2]))
+    assert (curve["low"][0], curve["high"][0]) == pytest.approx(t_interval([0, 1, 2]), rel=1e-4)
+    assert result["spent"]["main"]["trials"] == len(store.finished()) + len(store.failed())
 
 
 def test_a_curve_has_the_steps_that_all_seeds_have(tmp_path):

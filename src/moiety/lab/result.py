@@ -76,6 +76,7 @@ def summarise(
         "varies": list(study.varies),
         "deviations": list(study.deviations),
         "budget": plan.get("budget"),
+        "spent": spent_by_stage([*store.finished().values(), *failed.values()]),
         "looks": taken,
         "trials_sha256": hashes["trials_sha256"],
         "main": study.main,
@@ -106,6 +107,17 @@ def _ended(store: Store, trials: Sequence[Trial]) -> tuple[dict[str, Record], di
             "run the study again to finish it"
         )
     return {k: done[k] for k in keys if k in done}, {k: failed[k] for k in keys if k in failed}
+
+
+def spent_by_stage(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """Trials and their seconds, of a search, of a pilot and of what is measured."""
+    stages: dict[str, list[float]] = {}
+    for record in records:
+        stages.setdefault(record["settings"]["stage"], []).append(record["duration"])
+    return {
+        stage: {"trials": len(times), "seconds": round(sum(times), 1)}
+        for stage, times in sorted(stages.items(), reverse=True)
+    }
 
 
 def _pilot(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,7 +269,8 @@ def _curve(seeds: Sequence[Mapping[int, Mapping[str, Any]]], name: str) -> dict[
         return {}
     steps = _thin(sorted(set.intersection(*(set(column) for column in columns))))
     points = [_summary(dict(enumerate(column[step] for column in columns))) for step in steps]
-    curve = {part: [point[part] for point in points] for part in ("mean", "low", "high")}
+    parts = ("mean", "low", "high")  # five digits: more than a plot shows, and a file stays small
+    curve = {part: [float(f"{point[part]:.5g}") for point in points] for part in parts}
     return {"step": steps, **curve} if steps else {}
 
 

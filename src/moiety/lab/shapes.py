@@ -218,6 +218,7 @@ RESULT = {
     "varies": [text],
     "deviations": [text],
     "budget": Maybe(plain),
+    "spent": Absent(Each({"trials": one_or_more, "seconds": number})),
     "looks": [LOOK],
     "trials_sha256": sha256,
     "main": text,

@@ -252,6 +252,8 @@ def _made(result: Result) -> dict[str, str]:
         equal = {"flops": "active FLOPs"}.get(budget["equal"], budget["equal"])
         time = duration(budget["seconds"]).replace(".0 s", " s")
         made["Budget"] = f"{time} for all trials, at equal {equal}"
+    if result.get("spent"):
+        made["Time of the trials"] = _spent(result["spent"])
     made |= {name: str(version) for name, version in result["versions"].items()}
     return made | {"When": when(result["when"]), "SHA-256 of the trials": result["trials_sha256"]}
 
@@ -261,6 +263,15 @@ def _looks(looks: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         [str(each["look"]), str(each["seeds"]), when(each["when"]), each["trials_sha256"][:16]]
         for each in looks
     ]
+
+
+def _spent(stages: Mapping[str, Mapping[str, Any]]) -> str:
+    words = {"tune": "search", "pilot": "pilot", "main": "measured"}
+    each = [
+        f"{words.get(stage, stage)} {duration(spent['seconds'])} ({spent['trials']})"
+        for stage, spent in stages.items()
+    ]
+    return ", ".join(each)
 
 
 def _source(planned: Mapping[str, Any]) -> str:
