@@ -11,7 +11,7 @@ from moiety.robust.base import FEWEST, Hunt, halved
 ATTACKS = [
     PGD(steps=25, random_start=True, restarts=2),
     APGD(steps=30),
-    APGD(steps=10, loss="dlr-targeted", targets=3),
+    APGD(steps=30, loss="dlr-targeted", targets=3),
 ]
 
 
@@ -67,7 +67,7 @@ class Waiting(nn.Module):
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: repr(a)[:30])
 @pytest.mark.parametrize("stop", [True, False])
 def test_captured_steps_are_the_written_ones(attack, stop):
-    model, x = mixed(k=2).cuda(), inputs(200).cuda()
+    model, x = mixed(k=2, backend="dense").cuda(), inputs(200).cuda()
     y = answers(model, x)
     written, captured = Target(model), Target(model)
     written.repeater.refused = True
