@@ -12,7 +12,7 @@ pgd                steps of eps / 4 from the image itself; the last point is the
 apgd, apgd-dlr     AutoPGD on cross-entropy and on the difference of logits ratio: in the first
                    restart all start from our random points; the reference and torchattacks keep any
                    point that fools, ART the last one
-apgd-dlr-targeted  towards the `--targets` likeliest classes; random points are each one's own
+apgd-dlr-targeted  towards the `--targets` likeliest classes, from our random points for each class
 
 Nobody stops early in what is timed. (In targeted runs peers drop what is fooled between classes, so
 that no speed is compared.) "moiety" is a call with a module, which captures its step anew;
@@ -133,8 +133,8 @@ def torchattacks_(name: str, model: nn.Module, args: argparse.Namespace) -> Run:
         return batched(attack, args, start=False)
     known = {"steps": args.steps, "n_restarts": args.restarts, "seed": args.seed}
     if name == "apgd-dlr-targeted":
-        words = {"n_classes": args.targets + 1, **known}
-        return batched(them.APGDT(model, "Linf", args.eps, **words), args, start=False)
+        aimed = them.APGDT(model, "Linf", args.eps, n_classes=args.targets + 1, **known)
+        return batched(aimed, args, aimed=aimed)
     return batched(them.APGD(model, "Linf", args.eps, loss=LOSS[name], **known), args)
 
 
@@ -144,8 +144,8 @@ def autoattack_(name: str, model: nn.Module, args: argparse.Namespace) -> Run:
     known: dict[str, Any] = {"n_iter": args.steps, "n_restarts": args.restarts, "seed": args.seed}
     known |= {"eps": args.eps, "device": args.device}
     if name == "apgd-dlr-targeted":
-        them = APGDAttack_targeted(model, n_target_classes=args.targets, **known)
-        return batched(them.perturb, args, start=False)
+        aimed = APGDAttack_targeted(model, n_target_classes=args.targets, **known)
+        return batched(aimed.perturb, args, aimed=aimed)
     return batched(APGDAttack(model, loss=LOSS[name], **known).perturb, args)
 
 
@@ -182,23 +182,41 @@ def art_(name: str, model: nn.Module, args: argparse.Namespace) -> Run:
     return run
 
 
-def batched(attack: Run, args: argparse.Namespace, start: bool = True) -> Run:
-    """An attack batch by batch; with `start` from our random points."""
+def batched(attack: Run, args: argparse.Namespace, start: bool = True, aimed: Any = None) -> Run:
+    """An attack batch by batch; with `start` from our random points, `aimed` for each class."""
 
     def run(x: Tensor, y: Tensor) -> Tensor:
-        found, noise = [], draws(x, args)
+        found, noise = [], [draws(x, args, i) for i in range(args.targets if aimed else 1)]
         for rows in torch.arange(len(x), device=x.device).split(args.batch):
-            with same_rand(noise[rows]) if start else contextlib.nullcontext():
+            with contextlib.ExitStack() as patched:
+                if aimed:
+                    patched.enter_context(same_starts(aimed, x[rows], [n[rows] for n in noise]))
+                elif start:
+                    patched.enter_context(same_rand(noise[0][rows]))
                 found.append(attack(x[rows], y[rows]))
         return torch.cat(found)
 
     return run
 
 
-def draws(x: Tensor, args: argparse.Namespace) -> Tensor:
-    """The random numbers behind our starts in the first restart."""
-    noise = Noise(args.seed, torch.arange(len(x), device=x.device)).stream(0).stream(0)
+def draws(x: Tensor, args: argparse.Namespace, number: int = 0) -> Tensor:
+    """The random numbers behind our starts in the first restart, for the class of that number."""
+    noise = Noise(args.seed, torch.arange(len(x), device=x.device)).stream(0).stream(number)
     return noise.uniform(x.shape[1:], x.dtype)
+
+
+@contextlib.contextmanager
+def same_starts(aimed: Any, x: Tensor, numbers: list[Tensor]) -> Iterator[None]:
+    """Run for run, a class each, a targeted attack starts from these, also with fewer examples."""
+    real, runs = aimed.attack_single_run, iter(numbers)
+
+    def single(left: Tensor, *rest: Any, **words: Any) -> Any:
+        rows = (left.flatten(1)[:, None] == x.flatten(1)[None]).all(-1).float().argmax(1)
+        with same_rand(next(runs)[rows]):
+            return real(left, *rest, **words)
+
+    with mock.patch.object(aimed, "attack_single_run", single):
+        yield
 
 
 @contextlib.contextmanager

@@ -261,7 +261,7 @@ def test_a_data_set_that_is_not_here_ends_a_run_at_once(lab):
         "        return {",
         "        raise MissingData('films are not here; fetch them')\n        return {",
     )
-    with pytest.raises(ValueError, match="^films are not here; fetch them$"):
+    with pytest.raises(ValueError, match=r"^films are not here; fetch them$"):
         lab.run(seeds=2)
     assert not Store(lab.out).failed()  # nothing to forget once they are here
 

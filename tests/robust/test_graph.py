@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from victims import answers, inputs, mixed, mlp
 
+from moiety import MoE
 from moiety.robust import APGD, PGD, Target, run_attack
 from moiety.robust.base import FEWEST, Hunt, halved
 
@@ -76,6 +77,31 @@ def test_captured_steps_are_the_written_ones(attack, stop):
         a, b = (run_attack(attack, t, x, y, eps, **words) for t in (written, captured))
         torch.testing.assert_close(a.x, b.x, rtol=0, atol=1e-9)
     assert captured.repeater.graphs and not captured.repeater.refused
+
+
+@pytest.mark.gpu
+def test_layers_that_wait_are_captured_with_all_experts():
+    """In fp32 the grouped product waits for the host."""
+    model, x = mixed(k=2).float().cuda(), inputs(200).float().cuda()
+    y = answers(model, x)
+    written, captured = Target(model), Target(model)
+    written.repeater.refused = True
+    a, b = (run_attack(APGD(steps=30), t, x, y, 0.2) for t in (written, captured))
+    assert captured.repeater.graphs and not captured.repeater.refused
+    assert {m.backend for m in model.modules() if isinstance(m, MoE)} == {"auto"}
+    assert (a.fooled != b.fooled).float().mean() <= 0.02  # the sums of a mixture round otherwise
+
+
+def test_all_experts_for_a_while():
+    model, x = mixed(k=2), inputs(20)
+    (layer,) = (m for m in model.modules() if isinstance(m, MoE))
+    before = model(x)
+    with Target(model)._all_experts() as changed:
+        assert changed and layer.backend == "dense"
+        torch.testing.assert_close(model(x), before)
+    assert layer.backend == "auto"
+    with Target(mlp())._all_experts() as changed:
+        assert not changed
 
 
 @pytest.mark.gpu

@@ -107,9 +107,13 @@ def run_attack(
     balls = [Ball(e, norm, bounds) for e in (eps if isinstance(eps, Sequence) else [eps])]
     check_inputs(x, y, bounds)
     target.warn_training()
-    with target.at_rest(), torch.no_grad():
-        job = _Job(attack, target, x, y, batch, group, keep, early_stop, seed, ids)
-        found = [job.run(ball) for ball in balls]
+    try:
+        with target.at_rest(), torch.no_grad():
+            job = _Job(attack, target, x, y, batch, group, keep, early_stop, seed, ids)
+            found = [job.run(ball) for ball in balls]
+    finally:
+        if target is not model:  # it was made here, and nobody else will use what it holds
+            target.forget()
     return found if isinstance(eps, Sequence) else found[0]
 
 

@@ -1,16 +1,20 @@
 """Steps of an attack as CUDA graphs: all launches of a step repeated by one.
 
 Small models leave a GPU waiting for the host: a step of AutoPGD is a hundred launches of
-microseconds each. On a CPU, and where a step waits for the host (experts in fp32 whose rows are
-multiplied expert by expert), steps run as they are written.
+microseconds each. A step that itself waits for the host cannot be captured. Our layers do, in fp32,
+where they ask how many rows each expert has; computing all experts for all rows needs no such
+answer, and where a step is faster so, it is captured so. Everything else runs as it is written, as
+all does on a CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import time
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +24,8 @@ from torch import Tensor
 from .state import State
 
 Step = Callable[[Any], None]  # of the state that the attack uses
+# Lets layers compute all their experts for a while; whether there are any that can.
+Dense = Callable[[], contextlib.AbstractContextManager[bool]]
 HELD = 8  # graphs at once: each holds the memory of a forward and a backward pass
 
 
@@ -51,8 +57,8 @@ class Repeater:
     A captured step reads the model's tensors where they were, so their places are part of the key.
     """
 
-    def __init__(self, tensors: Callable[[], Hashable]) -> None:
-        self.tensors = tensors
+    def __init__(self, tensors: Callable[[], Hashable], dense: Dense) -> None:
+        self.tensors, self.dense = tensors, dense
         self.graphs: dict[Hashable, Graph] = {}
         self.refused = False
 
@@ -71,7 +77,7 @@ class Repeater:
         shapes = tuple((n, t.shape, t.dtype, t.device) for n, t in state.tensors().items())
         whole = (key, self.tensors(), shapes)
         if whole not in self.graphs:
-            captured = None if waits(step, state) else capture(step, state)
+            captured = self._capture(step, state)
             if captured is None:
                 self.refused = True
                 return None
@@ -79,6 +85,28 @@ class Repeater:
                 self.graphs.pop(next(iter(self.graphs)))  # the oldest
             self.graphs[whole] = captured
         return self.graphs[whole]
+
+    def _capture(self, step: Step, state: State) -> Graph | None:
+        if not waits(step, state):
+            return capture(step, state)
+        with self.dense() as changed:
+            captured = capture(step, state) if changed and not waits(step, state) else None
+        return captured if captured is not None and quicker(captured, step, state) else None
+
+
+def quicker(graph: Graph, step: Step, state: State) -> bool:
+    """Whether a captured step takes less time than the one that is written."""
+
+    def seconds(run: Callable[[State], None]) -> float:
+        copy = type(state)(**state.tensors())
+        torch.cuda.synchronize(state.x.device)
+        start = time.perf_counter()
+        run(copy)
+        torch.cuda.synchronize(state.x.device)
+        return time.perf_counter() - start
+
+    with torch.random.fork_rng(devices=[state.x.device]):
+        return seconds(lambda s: graph.replay(s, 1)) < seconds(step)
 
 
 def waits(step: Step, state: State) -> bool:
@@ -113,6 +141,7 @@ def capture(step: Step, state: State) -> Graph | None:
         with (
             torch.cuda.stream(torch.cuda.current_stream(device)),
             torch.cuda.graph(graph, pool=pool, stream=_side_stream(device)),
+            _no_collection(),
         ):
             after = type(state)(**held.tensors())
             step(after)
@@ -142,6 +171,18 @@ def write(held: State, after: State) -> None:
             new[name] = t.clone() if t.untyped_storage().data_ptr() in old else t
     for name, t in new.items():
         places[name].copy_(t)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the garbage collector: an old graph that it finds cannot be freed in a capture."""
+    usual = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if usual:
+            gc.enable()
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ..moe import MoE
 from ..watch import Routes, watch
 from .graph import Repeater
 
@@ -74,8 +75,21 @@ class Target:
         return Seen(logits, routes)
 
     def watching(self, keep: Literal["choice", "all"] | None) -> Target:
-        """The same target, seen with these routes."""
-        return dataclasses.replace(self, watch=keep)
+        """The same target, seen with these routes; asked again, the same object."""
+        if keep == self.watch:
+            return self
+        if keep not in self._views:
+            self._views[keep] = dataclasses.replace(self, watch=keep)
+        return self._views[keep]
+
+    @cached_property
+    def _views(self) -> dict[str | None, Target]:
+        return {}
+
+    def forget(self) -> None:
+        """Free the captured steps, which hold memory of the GPU until the collector comes."""
+        for view in (self, *self._views.values()):
+            view.__dict__.pop("repeater", None)
 
     @property
     def device(self) -> torch.device | None:
@@ -141,7 +155,20 @@ class Target:
             own = itertools.chain(self.model.parameters(), self.model.buffers())
             return (self.model.training, *(t.data_ptr() for t in own))
 
-        return Repeater(places)
+        return Repeater(places, self._all_experts)
+
+    @contextlib.contextmanager
+    def _all_experts(self) -> Iterator[bool]:
+        """Let layers that choose their backend compute all experts; whether there are any."""
+        layers = [m for m in self.model.modules() if isinstance(m, MoE) and m.backend == "auto"]
+        layers = [layer for layer in layers if "dense" in layer.experts.backends]
+        try:
+            for layer in layers:
+                layer.backend = "dense"
+            yield bool(layers)
+        finally:
+            for layer in layers:
+                layer.backend = "auto"
 
     # -- left as found -------------------------------------------------------------------------
 
