@@ -273,15 +273,18 @@ def measure(model: nn.Module, data: TensorDataset, score: Score, batch: int = 40
     return total / len(data)
 
 
-def draw_curve(run: Running, done: Done) -> None:
-    """Write the mean loss since the last point, and what validation said where it was asked."""
+def draw_curve(run: Running, done: Done, shown: Callable[[float], float] = float) -> None:
+    """Write the mean loss since the last point, and what validation said where it was asked.
+
+    shown: what a page shows of a score, where that is not the score itself.
+    """
     run.curve.rewind(-1)
     every = math.ceil(done.steps / POINTS) or 1
     points = {*range(every, done.steps + 1, every), *done.validation}
     before = 0
     for step in sorted(points):
         mean = fmean(done.loss[before:step])
-        value = done.validation.get(step, math.nan)
+        value = shown(done.validation.get(step, math.nan))
         values = {"loss": mean, "validation": value}
         run.curve.append(step, **{n: v if math.isfinite(v) else None for n, v in values.items()})
         before = step

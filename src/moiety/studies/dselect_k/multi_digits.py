@@ -118,6 +118,11 @@ def wrong(outputs: Outputs, packed: Tensor) -> Tensor:
     return torch.stack(shares).mean()
 
 
+def right(wrong: float) -> float:
+    """The accuracy, of which the score is what is missing."""
+    return 1 - wrong
+
+
 def run_block(runs: Sequence[Running]) -> list[Metrics]:
     """Train one arm with some settings or seeds at once, and measure each copy."""
     settings = runs[0].settings
@@ -135,8 +140,8 @@ def run_block(runs: Sequence[Running]) -> list[Metrics]:
     return [
         {
             **dict.fromkeys(METRICS),
-            **finish(run, one, validation, test, accuracies, first=run is runs[0]),
-            VALIDATION: None if one.score is None else 1 - one.score,
+            **finish(run, one, validation, test, accuracies, first=run is runs[0], shown=right),
+            VALIDATION: None if one.score is None else right(one.score),
         }
         for run, one in zip(runs, done)
     ]

@@ -97,13 +97,14 @@ def finish(
     tested: Tested,
     *,
     first: bool,
+    shown: Callable[[float], float] = float,
 ) -> Metrics:
     """Write the curve and facts of a copy; give the experts used and what `tested` says.
 
     In a search the test set is left alone. first: of its block, whose gates the page shows as they
     moved.
     """
-    draw_curve(run, one)
+    draw_curve(run, one, shown)
     if one.lost:
         return {}
     page, some = on_page(run), validation.tensors[0][:256]
