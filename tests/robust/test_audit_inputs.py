@@ -85,6 +85,18 @@ class Wrong(nn.Module):
         return self.turn(self.net(x))
 
 
+class Strange:
+    """An attack of somebody's own."""
+
+    name = "strange"
+
+    def __init__(self, move):
+        self.move = move
+
+    def __call__(self, target, x, *given, **words):
+        return self.move(x)
+
+
 X, Y = data(6)
 BAD = {
     "bounds": ({"data": (2 * X, Y)}, "outside bounds"),
@@ -113,9 +125,15 @@ BAD = {
     "twice": ({"attacks": ["pgd", "pgd"]}, "two attacks are named 'pgd'"),
     "source": ({"source": nn.Linear(16, 2).eval()}, "the model has 2 classes"),
     "group": ({"group": 0}, "group must be a whole number"),
+    "large group": ({"group": 8}, "groups of 8 need as many examples, and there are 6"),
+    "seed": ({"seed": 2**63}, r"seed must be a whole number from 0 to 2\^63 - 1, got 9223"),
+    "negative seed": ({"seed": -1}, r"seed must be a whole number from 0 .* got -1"),
     "masking": ({"masking": 0}, "masking must be a whole number"),
     "lipschitz": ({"lipschitz": -1}, "lipschitz must be a whole number, at least 0"),
     "dense": ({"model": nn.Linear(16, 3).eval(), "attacks": "apgd + overload"}, "no MoE layer"),
+    "NaN attack": ({"attacks": [Strange(lambda x: x * math.nan)]}, "attack 'strange' returned NaN"),
+    "cut attack": ({"attacks": [Strange(lambda x: x[:, :1])]}, r"attack 'strange' .* got \[6, 1\]"),
+    "no points": ({"attacks": {"mine": Strange(lambda x: None)}}, "attack 'mine' .* got NoneType"),
     "target": ({"model": Target(Net(k=1).eval()), "normalize": (0, 1)}, "has its own normalize"),
 }  # fmt: skip
 
@@ -144,6 +162,24 @@ def test_a_wrong_name_is_told_before_the_data_are_read(words):
     given = {"eps": [0.1], "attacks": "pgd", **QUICK, **words}
     with pytest.raises(ValueError):
         audit(Net(k=1).eval(), Unread(TensorDataset(X, Y)), **given)
+
+
+SEEING = {
+    "no experts": (nn.Linear(16, 3).eval(), "overload", "Linear has no MoE layer"),
+    "no choice": (Net("softmax").eval(), "router-margin", "experts that were not chosen"),
+    "no balance": (Net(k=1, balance={}).eval(), "auxiliary", "needs a balance loss"),
+}
+
+
+@pytest.mark.parametrize("case", SEEING)
+def test_a_router_that_is_not_there_is_told_before_any_attack(case):
+    def run(x):
+        raise AssertionError("an attack ran")
+
+    model, loss, says = SEEING[case]
+    attacks = {"first": Strange(run), "second": APGD(loss={"ce": 1.0, loss: 1.0})}
+    with pytest.raises(ValueError, match=f"leave out the attack 'second': .*{says}"):
+        audit(model, (X, Y), [0.1], attacks, **QUICK)
 
 
 FORMS = {

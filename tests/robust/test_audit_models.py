@@ -75,6 +75,36 @@ def test_text_models_are_attacked_in_embedding_space(make):
     assert same["attacks"]["apgd"]["loss"] == found["attacks"]["apgd"]["loss"][-1:]
 
 
+def texts(**more):
+    """Six texts of four tokens, and what else a tokenizer gives."""
+    ids = torch.arange(3, 3 + 6 * 4).view(6, 4) % 32
+    return {"input_ids": ids, "labels": ids[:, 0], **more}
+
+
+def test_what_says_nothing_may_stand_beside_the_ids():
+    given = texts(attention_mask=torch.ones(6, 4), position_ids=None, idx=torch.arange(6))
+    model, plain = bold(mixtral), texts()
+    found = audit(model, given, [0.5], "fgsm", **QUICK).result
+    same = audit(model, (plain["input_ids"], plain["labels"]), [0.5], "fgsm", **QUICK).result
+    assert found["attacks"]["fgsm"]["loss"] == same["attacks"]["fgsm"]["loss"]
+
+
+PADDED = torch.tensor([[1, 1, 1, 1]] * 5 + [[1, 1, 1, 0]])
+LEFT_OUT = {
+    "mask": (texts(attention_mask=PADDED), "attention_mask hides some tokens: .* one length"),
+    "places": (texts(position_ids=PADDED), "data hold position_ids, which the attacked model"),
+    "right": ((texts()["input_ids"] * PADDED, PADDED[:, 0]), "ids begin or end with pad_token_id"),
+    "left": ((texts()["input_ids"] * PADDED.flip(1), PADDED[:, 0]), "begin or end with pad_token"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_what_the_attacked_model_would_not_get_is_refused(case):
+    given, says = LEFT_OUT[case]
+    with pytest.raises(ValueError, match=says):
+        audit(bold(mixtral), given, [0.5], "fgsm", **QUICK)
+
+
 def test_an_upcycled_vit_has_the_error_of_its_dense_one_and_routes():
     x, _ = data(6, (1, 8, 8))
     dense, sparse = bold(vit), bold(upcycled)

@@ -26,13 +26,14 @@ from torch import Tensor, nn
 from ..io import write_atomic, write_json
 from ..report import audit_page
 from .attack import Attacks
-from .audit_attacks import named_attacks
+from .audit_attacks import check_router_attacks, named_attacks
 from .audit_check import check_audit
 from .audit_inputs import Auto, read_inputs
 from .audit_result import make_result, table
 from .audit_work import Plan, Tick, couples, do, layers_of
 from .ball import Ball, Norm
 from .base import check_counts
+from .noise import check_seed
 from .parallel import here, join, my_rows, together
 from .target import Bounds, Normalize, Target, check_inputs, plain_inputs
 
@@ -84,7 +85,8 @@ def audit(
     """Attack a model at every eps by every attack, and find out what the attacks did.
 
     data         (x, y), a TensorDataset of the two, batches of them (a DataLoader), a dict with
-                 "labels" as models of transformers take it, or a `Problem` (its test examples)
+                 "labels" as models of transformers take it (texts without padding), or a
+                 `Problem` (its test examples)
     attacks      names (see `audit_attacks`), objects, or objects by name
     steps        of the attacks by name and of those that look for masking; None: their own
     bounds       of x; "auto": (0, 1), and none for embeddings and tables
@@ -101,6 +103,7 @@ def audit(
     sizes = _eps(eps, norm, None if bounds == "auto" else bounds)
     check_counts(batch=batch, group=group, masking=masking, repeats=repeats)
     check_counts(least=0, lipschitz=lipschitz)
+    check_seed(seed)
     target = model if isinstance(model, Target) else Target(model)
     inputs = read_inputs(data, target.model, bounds, normalize, data_name)
     if inputs.normalize is not None and isinstance(model, Target):
@@ -112,6 +115,7 @@ def audit(
     target.warn_training()
 
     rows = my_rows(len(x), group)
+    check_router_attacks(known, target, x[:1].to(target.device or x.device))
     plan = Plan(
         target=target,
         x=x[rows.start : rows.stop],

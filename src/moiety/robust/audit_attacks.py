@@ -24,11 +24,11 @@ from .apgd import APGD
 from .attack import Attacks
 from .ball import Ball
 from .base import Attack, Keep
-from .losses import LOSSES, build_loss
+from .losses import LOSSES, LossLike, build_loss
 from .noise import Noise
 from .pgd import FGSM, PGD
 from .router_losses import Anchored
-from .search import RandomSearch
+from .search import RandomSearch, Transfer
 from .target import Seen, Target
 
 BASES: dict[str, type[Attack]] = {
@@ -109,14 +109,35 @@ def named_attacks(
 
 def sees_router(attack: Attacks) -> bool:
     """Whether an attack's loss looks at the routes."""
-    loss = getattr(getattr(attack, "attack", attack), "loss", "ce")
-    return build_loss(loss).needs_routes
+    return build_loss(_loss(attack)).needs_routes
+
+
+def check_router_attacks(attacks: Mapping[str, Attacks], target: Target, x: Tensor) -> None:
+    """Refuse, before any work, attacks on a router that the model does not have.
+
+    x is an example. A transferred attack looks at the router of its source, and so is left out.
+    """
+    seeing = {n: a for n, a in attacks.items() if sees_router(a) and not isinstance(a, Transfer)}
+    if not seeing:
+        return
+    with target.at_rest(), torch.no_grad():
+        y = target(x).logits.argmax(-1)
+        for name, attack in seeing.items():
+            try:
+                build_loss(_loss(attack))(target.watching("all")(x), y)
+            except ValueError as why:
+                raise ValueError(f"leave out the attack {name!r}: {why}") from None
+
+
+def _loss(attack: Attacks) -> LossLike:
+    loss: LossLike = getattr(getattr(attack, "attack", attack), "loss", "ce")
+    return loss
 
 
 def _name(attack: Attacks) -> str:
     if isinstance(attack, type) or not callable(attack) or not hasattr(attack, "name"):
         raise ValueError(f"an attack is a name or an object such as APGD(), got {attack!r:.60}")
-    loss = getattr(getattr(attack, "attack", attack), "loss", "ce")
+    loss = _loss(attack)
     if isinstance(loss, Mapping):
         return " + ".join([attack.name, *(n for n in loss if n != "ce")])
     return attack.name if loss == "ce" else f"{attack.name}-{build_loss(loss).name}"

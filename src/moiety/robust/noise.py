@@ -19,6 +19,12 @@ from torch import Tensor
 _STEP, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 
 
+def check_seed(seed: int) -> None:
+    """Raise unless it fits in the 64 bits that are hashed."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, got {seed!r}")
+
+
 @dataclass(frozen=True, eq=False)
 class Noise:
     """Draws for the examples with these ids; a stream for each restart, step or whatever."""

@@ -32,11 +32,21 @@ def my_rows(examples: int, group: int = 1) -> range:
     groups = -(-examples // group)
     if not examples:
         raise ValueError("there is no example to audit: the data are empty")
+    check_group(group, examples)
     if groups < world:
         what = "examples" if group == 1 else f"groups of {group} examples"
         raise ValueError(f"{world} processes cannot share {groups} {what}: start fewer processes")
     first, last = (groups * number // world * group for number in (rank, rank + 1))
     return range(first, min(last, examples))
+
+
+def check_group(group: int, examples: int) -> None:
+    """Refuse groups that no example has: fewer together are another threat, with other errors."""
+    if group > examples:
+        raise ValueError(
+            f"groups of {group} need as many examples, and there are {examples}: give more "
+            "examples, or a smaller group"
+        )
 
 
 def together(work: Callable[[], T]) -> list[T]:

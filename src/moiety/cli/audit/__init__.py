@@ -61,12 +61,16 @@ def command(
     """Attack a model of images, and show on one page what breaks, and through which door."""
     from ...data import load_problem
     from ...hf.loading import load_any
-    from ...robust import audit, named_attacks
+    from ...robust import Target, audit, named_attacks
+    from ...robust.audit_attacks import check_router_attacks
+    from ...robust.noise import check_seed
+    from ...robust.parallel import check_group
     from .pictures import check_reads_images, prepare
 
     if norm not in EPS:
         raise ValueError(f"--norm must be linf or l2, not {norm!r}")
     eps = EPS[norm] if eps is None else eps
+    check_seed(seed)
     sizes, where = read_eps(eps, norm), find_device(device)
     words = (name.strip() for each in attack or ["apgd"] for name in each.split(","))
     attacks = list(dict.fromkeys(words))
@@ -77,6 +81,8 @@ def command(
     loaded = load_any(model)
     check_router(known, loaded, model)
     given = prepare(loaded, model, problem, examples, seed)
+    check_group(group, len(given.y))
+    check_router_attacks(known, Target(loaded, normalize=given.normalize), given.x[:1])
     typer.echo(f"{given.says}.")
     if dry_run:
         at = ", ".join(map(eps_text, sizes))
