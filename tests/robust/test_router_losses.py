@@ -169,6 +169,7 @@ def test_ascent_on_the_margin_changes_routes():
 
 @pytest.mark.parametrize(("name", "router"), [
     ("router-margin", "softmax"), ("router-margin", "softmax-static"), ("router-margin", "hash"),
+    ("router-margin", "tree"),
     ("overload", "hash"), ("diversity", "top-k-static"), ("overload-call", "top-k-static"),
 ])  # fmt: skip
 def test_a_router_that_cannot_be_attacked_so_says_it(name, router):
@@ -180,6 +181,18 @@ def test_a_router_that_cannot_be_attacked_so_says_it(name, router):
     seen = see(model, torch.randn(2, 5, 6))
     with pytest.raises(ValueError, match=f'loss "{name}" needs a router with'):
         LOSSES[name](seen, torch.zeros(2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("options", [{"router": "softmax"}, {"router": "top-k", "k": 4}])
+def test_the_margin_of_all_experts_is_refused_though_some_are_dropped_or_padding(options):
+    model = Model(capacity_factor=0.5, **options).eval()
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    x, y = torch.randn(2, 5, 6), torch.zeros(2, dtype=torch.long)
+    for given in (None, mask):
+        with watch(model, keep="all") as routes:
+            model.moe(x, given)
+        with pytest.raises(ValueError, match="experts that were not chosen"):
+            LOSSES["router-margin"](Seen(torch.zeros(2, 3), routes), y)
 
 
 def test_errors_in_one_sentence():

@@ -52,8 +52,7 @@ def router_margin(seen: Seen, y: Tensor) -> Tensor:
     chosen = None if anchors is None else {name: iter(anchors[name]) for name in anchors.layers}
 
     def margin(r: Routing, name: str) -> Tensor | None:
-        dense = r.by == "token" and r.active is None and r.index.shape[1] == r.experts
-        if not _of_tokens(r.scores, r) or dense:
+        if not _of_tokens(r.scores, r) or _everyone(r):
             return None
         chosen_TE = wanted(r if chosen is None else next(chosen[name]))
         return -_margin(r.scores, chosen_TE).clamp(min=-BEYOND)
@@ -105,6 +104,16 @@ def auxiliary(seen: Seen, y: Tensor) -> Tensor:
 def wanted(r: Routing) -> Tensor:
     """`[T, E]` bool: the experts that a router chose, dropped ones included."""
     return r.replace(active=r.chosen() if r.by != "all" else r.active).choice()
+
+
+def _everyone(r: Routing) -> bool:
+    """Whether every real token chose every expert, dropped ones included."""
+    if r.by != "token" or r.index.shape[1] < r.experts:
+        return False
+    if r.active is None:
+        return True
+    chosen_TK = r.chosen()  # a wait for the GPU, which only such wide choices cost
+    return bool((chosen_TK if r.mask is None else chosen_TK | ~r.mask[:, None]).all())
 
 
 def _margin(scores_TE: Tensor, chosen_TE: Tensor) -> Tensor:
