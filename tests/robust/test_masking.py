@@ -129,6 +129,14 @@ def test_a_transfer_from_the_model_behind_the_mask_finds_more(sparse):
     assert any("An attack on another model reaches" in reason for reason in found["reasons"])
 
 
+def test_a_transfer_from_frozen_routes_is_called_so(sparse):
+    evidence = look(sparse, routes=True)
+    evidence.transfer = torch.zeros_like(evidence.right)
+    evidence.strongest = torch.ones_like(evidence.right)
+    (reason,) = (r for r in judge(evidence.cpu(), EPS)["reasons"] if "An attack on" in r)
+    assert reason.startswith("An attack on this model with its routes frozen reaches")
+
+
 class Healer:
     """An attack that makes every example one that the model gets right."""
 

@@ -44,10 +44,11 @@ class Evidence:
     right: Tensor  # when clean
     strongest: Tensor  # right after the strongest attack with a gradient
     random: Tensor  # right after random search
-    transfer: Tensor | None  # right after the attack on another model
+    transfer: Tensor | None  # right after an attack that was made on another model
     zero: Tensor  # the gradient is zero
     blind: Tensor  # it is not, but no better than random directions
     unbounded: Tensor  # right after an attack that may go anywhere
+    frozen: bool = False  # that other model is this one with its routes frozen
 
     @classmethod
     def nothing(cls) -> Evidence:
@@ -57,7 +58,7 @@ class Evidence:
 
     def cpu(self) -> Evidence:
         named = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        moved: dict[str, Any] = {n: t.cpu() for n, t in named.items() if t is not None}
+        moved: dict[str, Any] = {n: t.cpu() for n, t in named.items() if isinstance(t, Tensor)}
         return dataclasses.replace(self, **moved)
 
 
@@ -93,14 +94,15 @@ def find_evidence(
         with torch.no_grad():
             right = correct(target(x).logits, y)
         own = right_after(attack, ball)
-        if source is None and routes:
+        frozen = source is None and routes
+        if frozen:
             source = freeze(target, x)
         transfer = None if source is None else right_after(Transfer(source, attack), ball)
         zero, blind = _slopes(target, x, y, ball, noise)
         anywhere = right_after(attack, unbounded(ball, x))
         random = right_after(search, ball)
     strongest = own if strongest is None else own & strongest
-    return Evidence(right, strongest, random, transfer, zero, blind, anywhere)
+    return Evidence(right, strongest, random, transfer, zero, blind, anywhere, frozen)
 
 
 def unbounded(ball: Ball, x: Tensor) -> Ball:
@@ -154,7 +156,8 @@ def judge(evidence: Evidence, eps: float) -> dict[str, Any]:
         )
     }
     reasons = []
-    words = {"random": "Random search", "transfer": "An attack on another model"}
+    source = "this model with its routes frozen" if evidence.frozen else "another model"
+    words = {"random": "Random search", "transfer": f"An attack on {source}"}
     slack = max(SLACK, (LUCKY + 0.5) / max(len(right), 1))
     for word, attack in words.items():
         if (error[word] or 0.0) > (error["strongest"] or 0.0) + slack:
