@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import audited
 import studied
 
 
@@ -39,6 +40,26 @@ def test_a_damaged_result_is_named_and_the_old_page_stays(moiety, tmp_path):
     code, _, err = moiety("report", tmp_path)
     assert code == 2 and "schema 1" in err
     assert (tmp_path / "report.html").read_text() == "old"
+
+
+def test_the_page_of_an_audit_from_its_folder_or_its_file(moiety, tmp_path):
+    (tmp_path / "audit.json").write_text(json.dumps(audited.result()))
+    for given in (tmp_path, tmp_path / "audit.json"):
+        code, out, err = moiety("report", given)
+        assert code == 0, err
+        assert str(tmp_path / "audit.html") in out.replace("\n", "")
+        assert "Audit of vit" in (tmp_path / "audit.html").read_text()
+        (tmp_path / "audit.html").unlink()
+    assert moiety("report", tmp_path, "--out", tmp_path / "b.html")[0] == 0
+    assert "Audit of vit" in (tmp_path / "b.html").read_text()
+
+
+def test_a_damaged_audit_is_named_and_the_old_page_stays(moiety, tmp_path):
+    (tmp_path / "audit.html").write_text("old")
+    (tmp_path / "audit.json").write_text(json.dumps(audited.result(clean={"error": 2})))
+    code, _, err = moiety("report", tmp_path)
+    assert code == 2 and "audit['clean']['error'] must be a number from 0 to 1" in err
+    assert err.count("\n") == 1 and (tmp_path / "audit.html").read_text() == "old"
 
 
 def test_the_page_of_a_result_file(moiety, tmp_path):
