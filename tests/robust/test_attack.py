@@ -285,3 +285,28 @@ def test_the_warning_shows_the_line_of_the_user(call):
     with pytest.warns(UserWarning, match="train mode") as warned:
         CALLS[call](model, x, y)
     assert [w.filename for w in warned] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        (lambda x: x * torch.nan, "'Own' returned NaN"),
+        (lambda x: x[:1], r"'Own' must return points of the shape \[12, \d+\]"),
+        (lambda x: None, "got NoneType"),
+    ],
+)
+def test_points_of_an_attack_of_ones_own_are_looked_at(points, words):
+    class Own:
+        def __call__(self, target, x, *rest, **options):
+            return points(x)
+
+    model, x = mlp(), inputs()
+    with pytest.raises(ValueError, match=words):
+        run_attack(Own(), model, x, answers(model, x), 0.1)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 0.5])
+def test_a_seed_that_does_not_fit(seed):
+    model, x = mlp(), inputs()
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        run_attack(PGD(), model, x, answers(model, x), 0.1, seed=seed)

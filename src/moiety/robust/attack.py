@@ -21,7 +21,7 @@ from .ball import Ball, Norm
 from .base import Keep, check_counts
 from .coupling import coupled
 from .losses import LOSSES
-from .noise import Noise
+from .noise import Noise, check_seed
 from .target import Bounds, Normalize, Seen, Target, check_inputs, correct, plain_inputs
 
 
@@ -104,6 +104,7 @@ def run_attack(
     if keep not in ("fooled", "loss", "last"):
         raise ValueError(f'keep must be "fooled", "loss" or "last", got {keep!r}')
     check_counts(batch=batch, group=group)
+    check_seed(seed)
     balls = [Ball(e, norm, bounds) for e in (eps if isinstance(eps, Sequence) else [eps])]
     check_inputs(x, y, bounds)
     target.warn_training()
@@ -138,6 +139,19 @@ def batches(count: int, batch: int, group: int, *, alone: bool) -> Iterator[slic
         yield slice(start, min(start + size, whole))
     if whole < count:
         yield slice(whole, count)
+
+
+def check_points(attack: Attacks, found: Any, x: Tensor) -> None:
+    """Look at what an attack, maybe of the user's own, returned: NaN would count as fooled."""
+    name = getattr(attack, "name", "") or type(attack).__name__
+    if not isinstance(found, Tensor) or found.shape != x.shape:
+        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(
+            f"the attack {name!r} must return points of the shape {list(x.shape)} that it was "
+            f"given, got {shape}"
+        )
+    if not bool(found.isfinite().all()):
+        raise ValueError(f"the attack {name!r} returned NaN or infinite values")
 
 
 class _Job:
@@ -218,6 +232,7 @@ class _Job:
             early_stop=self.early_stop,
             group=min(self.group, len(x)),
         )
+        check_points(self.attack, found, x)
         return ball.project(found, x)
 
     def _never_weaker(self, x: Tensor, scored: _Scored) -> tuple[Tensor, _Scored]:
