@@ -1,0 +1,356 @@
+"""The trained models that the robustness studies share, and the errors of one under attack.
+
+    def run(running):                                   # a trial of a study
+        settings, found = running.settings, zoo.trained(running)      # loaded, or trained and kept
+        return zoo.errors(found, PGD(steps=settings["steps"]), settings["grid"], running)
+
+A model depends on its arm ("model", "experts", "router", "adversarial"), on the sizes of the scale
+and on the seed, not on the study that asks for it. Whoever needs it first trains it; `robust/models`
+trains them all.
+
+    folder()/<key>/model.safetensors, model.json       weights; settings, accuracy, cost, versions
+    folder()/<key>/curve.jsonl, state/                 the course of the training; where it is now
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from ... import cost, io
+from ...data.load import load_problem
+from ...data.named import cache
+from ...data.problem import Split
+from ...lab.checkpoint import Checkpoint
+from ...lab.store import Curve
+from ...lab.study import Metric, Running, Scale, Settings
+from ...moe import MoE
+from ...robust import Target, run_attack
+from ...robust.attack import Attacks
+from ...robust.training import attack_batch
+from ...train import evaluate
+from ...train.loop import Recipe, train
+from .vision import Vision, augment, build, router_of
+
+RECIPE = 1  # of the training; a change of the code that trains otherwise adds one
+EPS = 8 / 255  # of adversarial fine-tuning
+BATCH = 500  # images that are measured or attacked at once
+GRID = [0.5, 1, 2, 4, 8]  # eps that are attacked, in units of 1/255
+
+SMOKE = {
+    "data": "digits",
+    "train": 512,
+    "crop": 0,
+    "patch": 2,
+    "dim": 16,
+    "depth": 2,
+    "heads": 2,
+    "batch": 64,
+    "lr": 4e-3,
+    "epochs": 2,
+    "adversarial_epochs": 1,
+    "adversarial_steps": 2,
+    "images": 32,
+    "grid": GRID,
+    "steps": 3,
+}
+SMALL = {
+    "data": "cifar10",
+    "train": 8000,
+    "crop": 4,
+    "patch": 8,
+    "dim": 48,
+    "depth": 4,
+    "heads": 4,
+    "batch": 128,
+    "lr": 2e-3,
+    "epochs": 8,
+    "adversarial_epochs": 2,
+    "adversarial_steps": 10,
+    "images": 500,
+    "grid": GRID,
+    "steps": 40,
+}
+FULL = SMALL | {
+    "train": None,  # all
+    "patch": 4,
+    "dim": 96,
+    "depth": 6,
+    "batch": 256,
+    "epochs": 20,
+    "adversarial_epochs": 3,
+    "images": 2000,
+}
+SCALES = {
+    "smoke": Scale(seeds=2, settings=SMOKE),
+    "small": Scale(seeds=5, settings=SMALL),
+    "full": Scale(seeds=5, settings=FULL),
+}
+
+
+def scales(**extra: Any) -> dict[str, Scale]:
+    """The scales, with settings of a study on top: `scales(steps=100, smoke={"steps": 5})`."""
+    own = {name: extra.pop(name, {}) for name in SCALES}
+    return {
+        name: Scale(seeds=scale.seeds, settings={**scale.settings, **extra, **own[name]})
+        for name, scale in SCALES.items()
+    }
+
+
+# -- the data --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Images in [0, 1] and classes on some device, and what a model must know of them."""
+
+    train: TensorDataset
+    validation: TensorDataset
+    test: TensorDataset
+    facts: dict[str, Any]  # shape, classes, mean, std
+
+    def attacked(self, images: int) -> tuple[Tensor, Tensor]:
+        """The test images that are attacked: the same for all models and seeds."""
+        order = torch.randperm(len(self.test), generator=torch.Generator().manual_seed(0))
+        x, y = self.test.tensors
+        rows = order[:images].to(x.device)
+        return x[rows], y[rows]
+
+
+def pictures(settings: Settings, device: torch.device) -> Pictures:
+    """The data of a scale; the same for every seed."""
+    return _pictures(settings["data"], settings["train"], device)
+
+
+@lru_cache(maxsize=1)  # a worker runs trial after trial of one scale
+def _pictures(name: str, rows: int | None, device: torch.device) -> Pictures:
+    problem = load_problem(name)
+
+    def there(part: Split, rows: int | None = None) -> TensorDataset:
+        images = part.inputs["images"][:rows].to(device)
+        (classes,) = part.targets.values()
+        return TensorDataset(images.float() / 255, classes[:rows].to(device))
+
+    facts = {
+        "shape": problem.shape,
+        "classes": len(problem.targets[0].classes),
+        "mean": problem.mean,
+        "std": problem.std,
+    }
+    return Pictures(
+        there(problem.train, rows), there(problem.validation), there(problem.test), facts
+    )
+
+
+# -- a trained model -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A model in eval mode, the test images that are attacked, and what is known of the model."""
+
+    model: Vision
+    x: Tensor
+    y: Tensor
+    clean: float  # accuracy on all test images
+    validation: float
+    flops: float  # of a forward pass, per image; what an expert drops costs nothing
+    parameters: int
+    seconds: float  # of its training; of an adversarial one, of the fine-tuning alone
+    curve: list[dict[str, Any]]  # of the training: step, loss, at checks validation
+
+
+def folder() -> Path:
+    """Where trained models lie: $MOIETY_MODELS, or the user's cache."""
+    return Path(os.environ.get("MOIETY_MODELS") or cache() / "robust-models").expanduser()
+
+
+def spec(settings: Settings, seed: int) -> dict[str, Any]:
+    """All that a trained model depends on, in one form for each: plain JSON."""
+    words = ["data", "train", "crop", "patch", "dim", "depth", "heads", "batch", "lr", "epochs"]
+    adversarial = bool(settings.get("adversarial"))
+    if adversarial:
+        words += ["adversarial_epochs", "adversarial_steps"]
+    found = {word: settings[word] for word in ("model", *words)}
+    if found["model"] == "v-moe":
+        found |= {"experts": settings["experts"], "router": router_of(settings)}
+    return {**found, "adversarial": adversarial, "seed": seed, "recipe": RECIPE}
+
+
+def place(asked: Mapping[str, Any]) -> Path:
+    """The folder of a model: some words to read, and a hash of its spec to be sure."""
+    text = json.dumps(asked, sort_keys=True)
+    model = asked["model"].replace("++", "-plus-plus")
+    parts = [model, *(str(asked[w]) for w in ("experts", "router") if w in asked)]
+    parts += ["adversarial"] * asked["adversarial"] + [f"s{asked['seed']}"]
+    return folder() / "-".join([*parts, hashlib.sha256(text.encode()).hexdigest()[:12]])
+
+
+def trained(run: Running) -> Trained:
+    """The model of a trial: loaded where it is, else trained and kept. A kill loses seconds."""
+    found = _trained(spec(run.settings, run.seed), run.device, run.tick)
+    run.extra["flops"], run.extra["parameters"] = found.flops, found.parameters
+    x, y = pictures(run.settings, run.device).attacked(run.settings["images"])
+    return Trained(**{**vars(found), "x": x, "y": y})
+
+
+def _trained(asked: dict[str, Any], device: torch.device, tick: Callable[[float], None]) -> Trained:
+    home = place(asked)
+    if not (home / "model.json").exists():
+        start = None
+        if asked["adversarial"]:
+            start = _trained(_standard(asked), device, tick).model
+        # Who wants it at the same time waits, however long that is, and then finds it.
+        with io.lease(home, wait=math.inf):
+            if not (home / "model.json").exists():
+                _make(home, asked, start, device, tick)
+    return _load(home, asked, device)
+
+
+def _standard(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of the model that adversarial fine-tuning starts from."""
+    return spec({**asked, "adversarial": False}, asked["seed"])
+
+
+def _make(
+    home: Path,
+    asked: dict[str, Any],
+    start: Vision | None,
+    device: torch.device,
+    tick: Callable[[float], None],
+) -> None:
+    """Train a model and write it; the description is last, so that with it all is there."""
+    began = time.perf_counter()
+    data, state = pictures(asked, device), Checkpoint(home / "state")
+    model = start or build(asked, seed=asked["seed"], **data.facts).to(device)
+    best = train(
+        model,
+        recipe(asked, len(data.train)),
+        examples=len(data.train),
+        seed=asked["seed"],
+        loss=loss_of(model, asked, data.train),
+        score=lambda: evaluate(model, data.validation, batch=BATCH),
+        curve=Curve(home / "curve.jsonl"),
+        checkpoint=state,
+        tick=tick,
+    )
+    weights = {name: t.cpu().contiguous() for name, t in model.state_dict().items()}
+    about = {
+        "spec": asked,
+        "clean": evaluate(model, data.test, batch=BATCH),
+        "validation": best.score,
+        "flops": flops(model, data.test),
+        "parameters": cost.parameters(model),
+        "seconds": round(time.perf_counter() - began, 3),
+        "versions": {"torch": torch.__version__, "device": device.type},
+    }
+    io.write_atomic(home / "model.safetensors", save(weights))
+    io.write_json(home / "model.json", about)
+    state.remove()
+
+
+def _load(home: Path, asked: Mapping[str, Any], device: torch.device) -> Trained:
+    about, data = io.read_json(home / "model.json"), pictures(asked, device)
+    model = build(asked, seed=0, **data.facts)
+    model.load_state_dict(load((home / "model.safetensors").read_bytes()))
+    known = {word: about[word] for word in ("clean", "validation", "flops", "parameters")}
+    return Trained(
+        model=model.to(device).eval(),
+        x=data.test.tensors[0],
+        y=data.test.tensors[1],
+        seconds=about["seconds"],
+        curve=Curve(home / "curve.jsonl").rows(),
+        **known,
+    )
+
+
+def recipe(asked: Mapping[str, Any], examples: int) -> Recipe:
+    """How a model trains. Fine-tuning has one check, its end: an early one is less robust."""
+    adversarial = asked["adversarial"]
+    epochs = asked["adversarial_epochs" if adversarial else "epochs"]
+    return Recipe(
+        steps=max(examples // asked["batch"], 1) * epochs,
+        batch=asked["batch"],
+        lr=asked["lr"] / 2 if adversarial else asked["lr"],
+        points=20,
+        checks=1 if adversarial else 2,
+    )
+
+
+def loss_of(
+    model: Vision, asked: Mapping[str, Any], data: TensorDataset
+) -> Callable[[Tensor], Tensor]:
+    """The loss of the images with these numbers, attacked first where that is asked for."""
+    (x, y), target = data.tensors, Target(model)
+
+    def loss(rows: Tensor) -> Tensor:
+        images, classes = augment(x[rows], asked["crop"]), y[rows]
+        if asked["adversarial"]:
+            steps = asked["adversarial_steps"]
+            images = attack_batch(target, images, classes, eps=EPS, steps=steps)
+        return F.cross_entropy(model(images), classes)
+
+    return loss
+
+
+def flops(model: Vision, data: TensorDataset) -> float:
+    """Forward FLOPs for an image, counted while the model runs."""
+    x = data.tensors[0][:BATCH]
+    layers = [part for part in model.modules() if isinstance(part, MoE)]
+    for layer in layers:
+        layer.backend = "loop"  # the plain path, all of whose products torch counts
+    total = cost.forward_flops(lambda: model(x), model)
+    for layer in layers:
+        layer.backend = "auto"
+    return total / len(x)
+
+
+# -- errors under attack ---------------------------------------------------------------------------
+
+
+def error_at(eps: float) -> str:
+    """The metric of an eps, in units of 1/255."""
+    return f"error at {eps:g}/255" if eps else "clean error"
+
+
+def EPS_METRICS(grid: Sequence[float] = GRID) -> dict[str, Metric]:  # noqa: N802
+    """The metrics that `errors` gives."""
+    named = {
+        "mean error": "Error under attack, mean over eps",
+        "clean error": "Error without attack",
+        **{error_at(eps): f"Error at eps {eps:g}/255" for eps in grid if eps},
+    }
+    return {name: Metric(label, better="lower", format=".1%") for name, label in named.items()}
+
+
+def errors(
+    found: Trained, attack: Attacks, grid: Sequence[float], run: Running
+) -> dict[str, float]:
+    """The error of a model under one attack at each eps (in 1/255) of a grid, and without it.
+
+    The curve of the trial becomes error and loss by eps, in steps of a tenth of 1/255.
+    """
+    grid = [0, *(eps for eps in grid if eps)]
+    attacked = run_attack(
+        attack, found.model, found.x, found.y, [eps / 255 for eps in grid], batch=BATCH
+    )
+    wrong = [one.fooled.double().mean().item() for one in attacked]
+    run.curve.rewind(-1)
+    for eps, one, error in zip(grid, attacked, wrong):
+        run.curve.append(round(10 * eps), loss=one.loss.double().mean().item(), error=error)
+    named = {error_at(eps): error for eps, error in zip(grid, wrong)}
+    return {**named, "mean error": math.fsum(wrong[1:]) / len(wrong[1:])}
