@@ -10,14 +10,15 @@ from ...lab.claims import Claim, equivalent, greater
 from ...lab.study import Settings
 from .curves import ADVERSARIAL, ALIKE, LEAD, MODELS, at, curve_study
 
-TUNED = {model: f"{model}, adversarial" for model in MODELS}
+TUNED = {model: f"adversarial {model}" for model in MODELS}
 ARMS: dict[str, Settings] = {
     **{model: {**words, "adversarial": False} for model, words in MODELS.items()},
     **{TUNED[model]: {**words, "adversarial": True} for model, words in MODELS.items()},
 }
+PAID = {"ViT": "51.7 % against 19.3 % (ImageNet)", "V-MoE": "49.8 % against 17.8 % (ImageNet)"}
 
 
-def price(model: str, number: str) -> list[Claim]:
+def price(model: str) -> list[Claim]:
     """What fine-tuning costs without attack."""
     return at(
         ["clean error"],
@@ -26,7 +27,7 @@ def price(model: str, number: str) -> list[Claim]:
         TUNED[model],
         quote=f"adversarial fine-tuning costs {model} accuracy without attack",
         mark="1 §6.4",
-        number=number,
+        number=PAID.get(model, ""),
         margin=0.05,
         reason="five points, a sixth of what the paper's models pay: with less, somebody who fears "
         "attacks at all would not hesitate",
@@ -81,10 +82,7 @@ study = curve_study(
             mark="1 §6.5 (1)",
             **ALIKE,
         ),
-        *price("ViT", "51.7 % against 19.3 % (ImageNet)"),
-        *price("V-MoE", "49.8 % against 17.8 % (ImageNet)"),
-        *gain("ViT"),
-        *gain("V-MoE"),
+        *(claim for model in MODELS for claim in (*price(model), *gain(model))),
     ],
     deviations=[
         "fine-tuning: 3 epochs from the model of the same seed, at half its learning rate; the "
