@@ -1,24 +1,32 @@
-"""The image classifiers of the robustness studies: ViT, ViT++ and V-MoE, small.
+"""The image classifiers of the robustness studies: ViT, ViT++ and V-MoE, small; and their images.
 
-model = build({"model": "v-moe", "experts": 8, **sizes}, seed=0, **problem)
+data = pictures({"data": "cifar10", "train": None}, torch.device("cpu"))
+model = build({"model": "v-moe", "experts": 8, **sizes}, seed=0, **data.facts)
 logits = model(images)                       # [B, C, H, W] in [0, 1] -> [B, classes]
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
+from ... import cost
+from ...data.load import load_problem
+from ...data.problem import Split
 from ...lab.study import Settings
 from ...models import PatchTransformer, dense
 from ...moe import MoE
 from ...train import seeded
 
 CAPACITY = 1.5
+COUNTED = 500  # images over which FLOPs are counted, since drops depend on them
 # What a router is given here. Those without a loss of their own get one, or experts would starve.
 EVEN = {"importance": 0.01}
 ROUTERS: dict[str, dict[str, Any]] = {
@@ -124,6 +132,75 @@ def build(settings: Settings, *, seed: int, **pictures: Any) -> Vision:
             feedforward=feedforward,
             **pictures,
         )
+
+
+def put(model: Vision, device: torch.device) -> Vision:
+    """Put a model on its device.
+
+    On a GPU an attack would capture the steps of layers that compute all their experts, which for
+    many experts holds gigabytes, and processes that share the GPU have not that much each.
+    """
+    for layer in (part for part in model.modules() if isinstance(part, MoE)):
+        if device.type == "cuda" and layer.experts.experts > 4:
+            layer.backend = "grouped"
+    return model.to(device)
+
+
+def flops(model: Vision, data: TensorDataset) -> float:
+    """Forward FLOPs for an image, counted while the model runs."""
+    x = data.tensors[0][:COUNTED]
+    usual = {part: part.backend for part in model.modules() if isinstance(part, MoE)}
+    for layer in usual:
+        layer.backend = "loop"  # the plain path, all of whose products torch counts
+    total = cost.forward_flops(lambda: model(x), model)
+    for layer, backend in usual.items():
+        layer.backend = backend
+    return total / len(x)
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Images in [0, 1] and classes on some device, and what a model must know of them."""
+
+    train: TensorDataset
+    validation: TensorDataset
+    test: TensorDataset
+    facts: dict[str, Any]  # shape, classes, mean, std
+
+    def attacked(self, images: int) -> tuple[Tensor, Tensor]:
+        """The test images that are attacked: the same for all models and seeds."""
+        order = torch.randperm(len(self.test), generator=torch.Generator().manual_seed(0))
+        x, y = self.test.tensors
+        rows = order[:images].to(x.device)
+        return x[rows], y[rows]
+
+
+def pictures(settings: Settings, device: torch.device) -> Pictures:
+    """The data of a scale; the same for every seed."""
+    return _pictures(settings["data"], settings["train"], device)
+
+
+@lru_cache(maxsize=1)  # a worker runs trial after trial of one scale
+def _pictures(name: str, rows: int | None, device: torch.device) -> Pictures:
+    problem = load_problem(name)
+
+    def there(part: Split, rows: int | None = None) -> TensorDataset:
+        images = part.inputs["images"][:rows].to(device)
+        (classes,) = part.targets.values()
+        return TensorDataset(images.float() / 255, classes[:rows].to(device))
+
+    facts = {
+        "shape": problem.shape,
+        "classes": len(problem.targets[0].classes),
+        "mean": problem.mean,
+        "std": problem.std,
+    }
+    return Pictures(
+        there(problem.train, rows), there(problem.validation), there(problem.test), facts
+    )
 
 
 def augment(x: Tensor, pixels: int) -> Tensor:

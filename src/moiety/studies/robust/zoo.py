@@ -21,30 +21,27 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from ... import cost, io
-from ...data.load import load_problem
 from ...data.named import cache
-from ...data.problem import Split
 from ...lab.checkpoint import Checkpoint
 from ...lab.store import Curve
 from ...lab.study import Metric, Running, Scale, Settings
-from ...moe import MoE
 from ...robust import Target, run_attack
 from ...robust.attack import Attacks
 from ...robust.training import attack_batch
 from ...train import evaluate
 from ...train.loop import Recipe, train
-from .vision import Vision, augment, build, router_of
+from .vision import Vision, augment, build, flops, pictures, put, router_of
 
 RECIPE = 1  # of the training; a change of the code that trains otherwise adds one
 EPS = 8 / 255  # of adversarial fine-tuning
@@ -123,51 +120,6 @@ def scales(**extra: Any) -> dict[str, Scale]:
         name: Scale(seeds=scale.seeds, settings={**scale.settings, **extra, **own[name]})
         for name, scale in SCALES.items()
     }
-
-
-# -- the data --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Pictures:
-    """Images in [0, 1] and classes on some device, and what a model must know of them."""
-
-    train: TensorDataset
-    validation: TensorDataset
-    test: TensorDataset
-    facts: dict[str, Any]  # shape, classes, mean, std
-
-    def attacked(self, images: int) -> tuple[Tensor, Tensor]:
-        """The test images that are attacked: the same for all models and seeds."""
-        order = torch.randperm(len(self.test), generator=torch.Generator().manual_seed(0))
-        x, y = self.test.tensors
-        rows = order[:images].to(x.device)
-        return x[rows], y[rows]
-
-
-def pictures(settings: Settings, device: torch.device) -> Pictures:
-    """The data of a scale; the same for every seed."""
-    return _pictures(settings["data"], settings["train"], device)
-
-
-@lru_cache(maxsize=1)  # a worker runs trial after trial of one scale
-def _pictures(name: str, rows: int | None, device: torch.device) -> Pictures:
-    problem = load_problem(name)
-
-    def there(part: Split, rows: int | None = None) -> TensorDataset:
-        images = part.inputs["images"][:rows].to(device)
-        (classes,) = part.targets.values()
-        return TensorDataset(images.float() / 255, classes[:rows].to(device))
-
-    facts = {
-        "shape": problem.shape,
-        "classes": len(problem.targets[0].classes),
-        "mean": problem.mean,
-        "std": problem.std,
-    }
-    return Pictures(
-        there(problem.train, rows), there(problem.validation), there(problem.test), facts
-    )
 
 
 # -- a trained model -------------------------------------------------------------------------------
@@ -250,18 +202,20 @@ def _make(
     """Train a model and write it; the description is last, so that with it all is there."""
     began = time.perf_counter()
     data, state = pictures(asked, device), Checkpoint(home / "state")
-    model = start or build(asked, seed=asked["seed"], **data.facts).to(device)
+    model = start or put(build(asked, seed=asked["seed"], **data.facts), device)
+    target = Target(model)
     best = train(
         model,
         recipe(asked, len(data.train)),
         examples=len(data.train),
         seed=asked["seed"],
-        loss=loss_of(model, asked, data.train),
+        loss=loss_of(target, asked, data.train),
         score=lambda: evaluate(model, data.validation, batch=BATCH),
         curve=Curve(home / "curve.jsonl"),
         checkpoint=state,
         tick=tick,
     )
+    target.forget()
     weights = {name: t.cpu().contiguous() for name, t in model.state_dict().items()}
     about = {
         "spec": asked,
@@ -280,15 +234,20 @@ def _make(
 def _load(home: Path, asked: Mapping[str, Any], device: torch.device) -> Trained:
     about, data = io.read_json(home / "model.json"), pictures(asked, device)
     model = build(asked, seed=0, **data.facts)
-    model.load_state_dict(load((home / "model.safetensors").read_bytes()))
-    known = {word: about[word] for word in ("clean", "validation", "flops", "parameters")}
+    try:
+        model.load_state_dict(load((home / "model.safetensors").read_bytes()))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ValueError(
+            f"{home} holds no whole model ({error}); delete it, and it is trained again"
+        ) from error
+    x, y = data.test.tensors
+    known = ("clean", "validation", "flops", "parameters", "seconds")
     return Trained(
-        model=model.to(device).eval(),
-        x=data.test.tensors[0],
-        y=data.test.tensors[1],
-        seconds=about["seconds"],
+        model=put(model, device).eval(),
+        x=x,
+        y=y,
         curve=Curve(home / "curve.jsonl").rows(),
-        **known,
+        **{word: about[word] for word in known},
     )
 
 
@@ -306,31 +265,19 @@ def recipe(asked: Mapping[str, Any], examples: int) -> Recipe:
 
 
 def loss_of(
-    model: Vision, asked: Mapping[str, Any], data: TensorDataset
+    target: Target, asked: Mapping[str, Any], data: TensorDataset
 ) -> Callable[[Tensor], Tensor]:
     """The loss of the images with these numbers, attacked first where that is asked for."""
-    (x, y), target = data.tensors, Target(model)
+    x, y = data.tensors
 
     def loss(rows: Tensor) -> Tensor:
         images, classes = augment(x[rows], asked["crop"]), y[rows]
         if asked["adversarial"]:
             steps = asked["adversarial_steps"]
             images = attack_batch(target, images, classes, eps=EPS, steps=steps)
-        return F.cross_entropy(model(images), classes)
+        return F.cross_entropy(target.model(images), classes)
 
     return loss
-
-
-def flops(model: Vision, data: TensorDataset) -> float:
-    """Forward FLOPs for an image, counted while the model runs."""
-    x = data.tensors[0][:BATCH]
-    layers = [part for part in model.modules() if isinstance(part, MoE)]
-    for layer in layers:
-        layer.backend = "loop"  # the plain path, all of whose products torch counts
-    total = cost.forward_flops(lambda: model(x), model)
-    for layer in layers:
-        layer.backend = "auto"
-    return total / len(x)
 
 
 # -- errors under attack ---------------------------------------------------------------------------
@@ -359,9 +306,10 @@ def errors(
     The curve of the trial becomes error and loss by eps, in steps of a tenth of 1/255.
     """
     grid = [0, *(eps for eps in grid if eps)]
-    attacked = run_attack(
-        attack, found.model, found.x, found.y, [eps / 255 for eps in grid], batch=BATCH
-    )
+    # One by one: on a GPU what an attack captures for an eps is then freed before the next.
+    attacked = [
+        run_attack(attack, found.model, found.x, found.y, eps / 255, batch=BATCH) for eps in grid
+    ]
     wrong = [one.fooled.double().mean().item() for one in attacked]
     run.curve.rewind(-1)
     for eps, one, error in zip(grid, attacked, wrong):
