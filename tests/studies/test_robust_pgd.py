@@ -56,7 +56,7 @@ def test_a_model_is_attacked_alike_in_every_study(tmp_path):
     asked = [
         ("robust/pgd", "V-MoE"),
         ("robust/adversarial-training", "V-MoE"),
-        ("robust/autopgd", "V-MoE + PGD"),
+        ("robust/autopgd", "V-MoE / PGD"),
         ("robust/experts", "4 experts"),
     ]
     runs = [trial(name, arm, tmp_path) for name, arm in asked]

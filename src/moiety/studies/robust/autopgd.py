@@ -11,9 +11,9 @@ from ...lab.study import Settings
 from .curves import ALIKE, LEAD, MODELS, SIZES, at, curve_study
 
 EPS = ["error at 1/255", "error at 2/255"]
-AUTO = {model: f"{model} + AutoPGD" for model in MODELS}
+AUTO = {model: f"{model} / AutoPGD" for model in MODELS}
 ARMS: dict[str, Settings] = {
-    **{f"{model} + PGD": {**words, "attack": "pgd"} for model, words in MODELS.items()},
+    **{f"{model} / PGD": {**words, "attack": "pgd"} for model, words in MODELS.items()},
     **{AUTO[model]: {**words, "attack": "apgd"} for model, words in MODELS.items()},
 }
 
@@ -25,7 +25,7 @@ def stronger(model: str) -> list[Claim]:
         *at(
             EPS,
             greater,
-            f"{model} + PGD",
+            f"{model} / PGD",
             AUTO[model],
             quote=f"AutoPGD is stronger than PGD against {model}",
             mark="1 §6.5 (6)",
@@ -36,7 +36,7 @@ def stronger(model: str) -> list[Claim]:
         *at(
             ["mean error"],
             equivalent,
-            f"{model} + PGD",
+            f"{model} / PGD",
             AUTO[model],
             quote=f"but only slightly, against {model}",
             mark="1 §6.5 (6)",

@@ -17,7 +17,7 @@ from ...lab.claims import Claim
 from ...lab.study import Metric, Metrics, Running, Settings, Study
 from ...robust import APGD, PGD
 from . import PAPER, zoo
-from .vision import build
+from .vision import build, flops, pictures
 from .zoo import Trained
 
 SIZES: dict[str, Any] = {"experts": 32, "small": {"experts": 8}, "smoke": {"experts": 4}}
@@ -70,20 +70,22 @@ def run(running: Running) -> Metrics:
 
 def over_vit(found: Trained, running: Running) -> float:
     """FLOPs of a model over those of the ViT of the same scale, which need not be trained."""
-    data = zoo.pictures(running.settings, running.device)
+    data = pictures(running.settings, running.device)
     vit = build({**running.settings, "model": "vit"}, seed=0, **data.facts).to(running.device)
-    return found.flops / zoo.flops(vit, data.test)
+    return found.flops / flops(vit, data.test)
 
 
 # -- a study ---------------------------------------------------------------------------------------
 
+FULL = zoo.SCALES["full"].settings
 DEVIATIONS = [
-    "data: CIFAR-10 at 32×32 pixels (30 000 images to train with, 2 000 of the test set attacked), "
-    "where the paper has JFT-300M and ImageNet at 384×384",
+    "data: CIFAR-10 at 32×32 pixels (30 000 images to train and validate with, "
+    f"{FULL['images']} of the test set attacked), where the paper has JFT-300M and ImageNet at "
+    "384×384",
     "training: from scratch on these images, with AdamW, where the paper pre-trains on JFT-300M",
-    "size: 6 blocks of width 96 on patches of 4×4 pixels, where ViT-B/32 has 12 of width 768; "
-    "ViT++ has 1.5 times the blocks and 7/6 of the width, as in the paper, but was not sized to "
-    "V-MoE's accuracy",
+    f"size: {FULL['depth']} blocks of width {FULL['dim']} on patches of {FULL['patch']} pixels "
+    "across, where ViT-B/32 has 12 of width 768; ViT++ has 1.5 times the blocks and 7/6 of the "
+    "width, as in the paper, but was not sized to V-MoE's accuracy",
     "capacity: counted within an image, not within a group of four, so that no image changes the "
     "answer to another; not rounded up to a multiple of 4",
     "attack: within the range of the pixels, and an image counts as wrong if any step fools the "
