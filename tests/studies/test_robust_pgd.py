@@ -57,7 +57,7 @@ def test_a_model_is_attacked_alike_in_every_study(tmp_path):
         ("robust/pgd", "V-MoE"),
         ("robust/adversarial-training", "V-MoE"),
         ("robust/autopgd", "V-MoE / PGD"),
-        ("robust/experts", "4 experts"),
+        ("robust/experts", "8 experts"),
     ]
     runs = [trial(name, arm, tmp_path) for name, arm in asked]
     first, *others = (curves.run(one) for one in runs)
@@ -69,7 +69,7 @@ def test_a_model_is_attacked_alike_in_every_study(tmp_path):
 def test_v_moe_has_the_papers_experts_at_full_scale():
     for name in SISTERS[:3]:
         found = {scale: each.settings["experts"] for scale, each in load_study(name).scales.items()}
-        assert found == {"smoke": 4, "small": 8, "full": 32}
+        assert found == {"smoke": 8, "small": 8, "full": 32}
 
 
 @pytest.mark.parametrize("name", SISTERS)

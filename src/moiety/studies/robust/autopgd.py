@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...lab.claims import Claim, equivalent, greater
 from ...lab.study import Settings
-from .curves import ALIKE, LEAD, MODELS, SIZES, at, curve_study
+from .curves import ALIKE, LEAD, MODELS, at, curve_study
 
 EPS = ["error at 1/255", "error at 2/255"]
 AUTO = {model: f"{model} / AutoPGD" for model in MODELS}
@@ -77,5 +77,6 @@ study = curve_study(
         "AutoPGD: after Croce & Hein's reference, from a random start; the code that the paper "
         "used is not public"
     ],
-    sizes={**SIZES, "apgd_steps": 100, "smoke": {**SIZES["smoke"], "apgd_steps": 5}},
+    apgd_steps=100,
+    smoke={"apgd_steps": 5},
 )

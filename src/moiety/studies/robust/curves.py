@@ -20,7 +20,6 @@ from . import PAPER, zoo
 from .vision import build, flops, pictures
 from .zoo import Trained
 
-SIZES: dict[str, Any] = {"experts": 32, "small": {"experts": 8}, "smoke": {"experts": 4}}
 MODELS = {"ViT": {"model": "vit"}, "ViT++": {"model": "vit++"}, "V-MoE": {"model": "v-moe"}}
 COST = "cost"
 METRICS = {
@@ -77,19 +76,11 @@ def over_vit(found: Trained, running: Running) -> float:
 
 # -- a study ---------------------------------------------------------------------------------------
 
-FULL = zoo.SCALES["full"].settings
 DEVIATIONS = [
-    "data: CIFAR-10 at 32×32 pixels (30 000 images to train and validate with, "
-    f"{FULL['images']} of the test set attacked), where the paper has JFT-300M and ImageNet at "
-    "384×384",
-    "training: from scratch on these images, with AdamW, where the paper pre-trains on JFT-300M",
-    f"size: {FULL['depth']} blocks of width {FULL['dim']} on patches of {FULL['patch']} pixels "
-    "across, where ViT-B/32 has 12 of width 768; ViT++ has 1.5 times the blocks and 7/6 of the "
-    "width, as in the paper, but was not sized to V-MoE's accuracy",
-    "capacity: counted within an image, not within a group of four, so that no image changes the "
-    "answer to another; not rounded up to a multiple of 4",
-    "attack: within the range of the pixels, and an image counts as wrong if any step fools the "
-    "model, where the paper's code neither clips nor looks at other points than the last",
+    *zoo.DEVIATIONS,
+    "an image counts as wrong if any step of the attack fools the model (paper: the last one)",
+    "ViT++ has 1.5 times the blocks and 7/6 of the width of ViT, as in the paper, but was not "
+    "sized to the accuracy of V-MoE",
 ]
 NOTES = [
     "step: in the curves, ten times eps in units of 1/255; 0 is the clean image",
@@ -109,9 +100,9 @@ def curve_study(
     arms: Mapping[str, Settings],
     claims: Sequence[Claim],
     deviations: Sequence[str] = (),
-    sizes: Mapping[str, Any] = SIZES,
+    **sizes: Any,
 ) -> Study:
-    """A study of such curves; `sizes` go to `zoo.scales`."""
+    """A study of such curves; `sizes` go to `zoo.scales`, on top of those of all."""
     return Study(
         name=name,
         title=title,
@@ -121,7 +112,7 @@ def curve_study(
         metrics=METRICS,
         scales=zoo.scales(**sizes),
         claims=claims,
-        varies=("first weights", "order of the examples", "crops and flips", "noise of routers"),
+        varies=zoo.VARIES,
         paper=PAPER,
         deviations=[*DEVIATIONS, *deviations],
         notes=NOTES,
