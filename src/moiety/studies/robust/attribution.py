@@ -17,7 +17,7 @@ from ...robust import Ball, Noise, Parts, Target, attribute, freeze
 from ...robust.attack import Attacks
 from ...robust.target import correct
 from . import PAPER, zoo
-from .routed import DEVIATIONS, LOOKED_AT, STEPS, VARIES, attack_named, draw, look, lower, share
+from .routed import FEWER, LOOKED_AT, STEPS, attack_named, draw, look, lower, share
 
 EPS = (1, 4)  # in units of 1/255: where a standard, and where an adversarially trained one wavers
 
@@ -166,8 +166,8 @@ study = Study(
     metrics=METRICS,
     scales=zoo.scales(full={"images": LOOKED_AT}),
     claims=CLAIMS,
-    varies=VARIES,
+    varies=zoo.VARIES,
     paper=PAPER,
-    deviations=DEVIATIONS,
+    deviations=(*zoo.DEVIATIONS, FEWER),
     notes=(STEPS,),
 )

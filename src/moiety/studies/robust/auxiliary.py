@@ -10,7 +10,7 @@ from __future__ import annotations
 from ...lab.claims import Claim, equivalent, greater
 from ...lab.study import Metric, Metrics, Running, Settings, Study
 from . import PAPER, zoo
-from .routed import ADVERSARIAL, DEVIATIONS, STEPS, V_MOE, VARIES, draw, look, lower, v_moe_scales
+from .routed import ADVERSARIAL, FEWER, LOOKED_AT, STEPS, V_MOE, draw, look, lower
 
 EPS = (1, 4)  # in units of 1/255: where a standard, and where an adversarially trained one wavers
 
@@ -127,12 +127,13 @@ study = Study(
     run=run,
     arms=ARMS,
     metrics=METRICS,
-    scales=v_moe_scales(smoke={}),
+    scales=zoo.scales(full={"images": LOOKED_AT}),
     claims=CLAIMS,
-    varies=VARIES,
+    varies=zoo.VARIES,
     paper=PAPER,
     deviations=(
-        *DEVIATIONS,
+        *zoo.DEVIATIONS,
+        FEWER,
         "auxiliary losses: those of each image's own tokens, where the paper takes the groups of a "
         "batch; as there, the load loss is none without noise",
     ),

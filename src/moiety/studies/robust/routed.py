@@ -8,32 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...lab.study import Metric, Running, Scale, Settings
+from ...lab.study import Metric, Running
 from ...robust import Attacked, Target, named_attacks, run_attack
 from ...robust.attack import Attacks
 from ...robust.routes import Use, change_per_example, use
 from ...watch import Routes
-from .zoo import BATCH, FULL, Trained, scales
+from .zoo import BATCH, Trained
 
 V_MOE = {"model": "v-moe", "adversarial": False}  # its experts are those of the scale
 ADVERSARIAL = {**V_MOE, "adversarial": True}
 STEPS = "curves: a step is an eps of a tenth of 1/255, that of step 0 without attack"
 LOOKED_AT = 1000  # of the 2000 test images that are attacked: routes are means over many tokens
-VARIES = ("first weights", "order of the examples", "crops and flips", "noise of the router")
-DEVIATIONS = (
-    "data: CIFAR-10, 32 × 32 pixels, without pre-training, for JFT-300M and ImageNet at 384",
-    f"models: {FULL['depth']} blocks of width {FULL['dim']} with an MoE layer in every second one, "
-    "for 12 of width 768",
-    "capacity: the tokens of one image share it, so that no image changes the routes of another; "
-    "in the paper those of 4 or 8 do",
-    f"images: the first {LOOKED_AT} of the 2000 that the studies of errors attack",
-    "pixels: attacks stay within [0, 1], where the paper's code does not clip",
-)
+FEWER = f"images: the first {LOOKED_AT} of the 2000 that the studies of errors attack"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +40,6 @@ class Found:
     @property
     def mean_change(self) -> float:
         return sum(self.change) / len(self.change)
-
-
-def v_moe_scales(smoke: Settings, **words: Any) -> dict[str, Scale]:
-    """The scales of a study of the paper's V-MoE: 32 experts, and fewer where images are few."""
-    return scales(
-        smoke={"experts": 4, **smoke},
-        small={"experts": 8},
-        full={"experts": 32, "images": LOOKED_AT},
-        **words,
-    )
 
 
 def attack_named(name: str, steps: int | None = None) -> Attacks:

@@ -15,7 +15,7 @@ from ...lab.claims import Claim, greater
 from ...lab.study import Metric, Metrics, Running, Study
 from ...robust import run_attack
 from . import PAPER, zoo
-from .routed import LOOKED_AT, STEPS, V_MOE, VARIES, attack_named, draw, look, lower, share
+from .routed import FEWER, LOOKED_AT, STEPS, V_MOE, attack_named, draw, look, lower, share
 from .vision import ROUTERS
 
 EPS = (1, 2)  # in units of 1/255: beyond, a model without adversarial training loses every image
@@ -104,7 +104,7 @@ study = Study(
     metrics=METRICS,
     scales=zoo.scales(full={"images": LOOKED_AT}),
     claims=[safer(name) for name in ROUTERS if name != "top-k"],
-    varies=VARIES,
+    varies=zoo.VARIES,
     paper=PAPER,
     notes=(
         "settings: one learning rate for all, and for each router the options of the library and "
@@ -112,7 +112,7 @@ study = Study(
         "coupling: the experts of expert choice choose among the tokens of one image, and so the "
         "capacity is shared; no image changes the answer for another",
         "dropped: of expert choice, the tokens that no expert chose",
-        f"images: the first {LOOKED_AT} of the 2000 that the studies of errors attack",
+        FEWER,
         STEPS,
     ),
 )
