@@ -7,6 +7,7 @@ logits = model(images)                       # [B, C, H, W] in [0, 1] -> [B, cla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -92,16 +93,25 @@ def every_second(make: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]
     return feedforward
 
 
-def experts_of(settings: Settings) -> Callable[[int], nn.Module]:
-    """What makes an MoE layer of some settings; an expert is as wide as the dense part."""
+def experts_of(settings: Settings, tokens: int) -> Callable[[int], nn.Module]:
+    """What makes an MoE layer for images of so many tokens; an expert is as wide as a dense part.
+
+    A capacity is one image's, so that what the others of a batch are changes nothing for it.
+    """
     name, experts = router_of(settings), settings["experts"]
-    # A capacity of one image: what the others of a batch are changes nothing for it.
-    words = {"capacity_factor": CAPACITY, "group": "example", **ROUTERS[name]}
+    words = {"group": "example", **ROUTERS[name]}
     if "k" in words:
         words["k"] = min(words["k"], experts)
+        words["capacity_factor"] = capacity_factor(tokens, words["k"], experts)
     return lambda dim: MoE(
         name, experts, dim=dim, hidden=4 * dim, activation=F.gelu, same_init=True, **words
     )
+
+
+def capacity_factor(tokens: int, k: int, experts: int) -> float:
+    """The factor of 1.5, or what makes an expert's slots a multiple of 4, as V-MoE rounds them."""
+    slots = math.ceil(tokens * k * CAPACITY / experts / 4) * 4
+    return slots * experts / (tokens * k)
 
 
 def router_of(settings: Settings) -> str:
@@ -120,7 +130,9 @@ def build(settings: Settings, *, seed: int, **pictures: Any) -> Vision:
     if kind == "vit++":  # as ViT-B++ to ViT-B: 18 layers to 12, width 896 to 768
         dim, depth = round(dim * 7 / 6 / heads) * heads, depth * 3 // 2
     elif kind == "v-moe":
-        feedforward = every_second(experts_of(settings))
+        _, height, width = pictures["shape"]
+        tokens = (height // settings["patch"]) * (width // settings["patch"])
+        feedforward = every_second(experts_of(settings, tokens))
     elif kind != "vit":
         raise ValueError(f"no model is called {kind!r}; there are vit, vit++ and v-moe")
     with seeded(seed):

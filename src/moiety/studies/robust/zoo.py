@@ -106,8 +106,8 @@ DEVIATIONS = (
     "CIFAR-10 instead of JFT-300M and ImageNet, at 32×32 pixels, without pre-training",
     "models of 4 or 6 blocks (paper: 12), of a width of 48 or 96 (paper: 768)",
     "the class is read from the mean of the tokens; the paper's models have a token for it",
-    "a capacity is shared by the tokens of one image (paper: of 4 or 8 images), and not rounded up "
-    "to a multiple of 4, so that no image changes the answer to another",
+    "a capacity is shared by the tokens of one image (paper: of 4 or 8 images), so that no image "
+    "changes the answer to another",
     "AdamW, also for fine-tuning (paper: SGD), with the same settings for all models",
     "points are clipped to valid pixels (paper: not)",
 )
