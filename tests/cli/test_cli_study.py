@@ -38,6 +38,29 @@ def test_a_run_from_nothing_to_its_verdicts(moiety):
     assert f"Command: moiety study run {TOY} --scale smoke" in out
 
 
+def test_metrics_are_shown_once_they_are_known_and_as_many_as_fit(moiety, tmp_path, monkeypatch):
+    text = (
+        TOY.read_text()
+        .replace(
+            'metrics={"error": Metric("Error", better="lower")}',
+            'metrics={"error": Metric("Error", better="lower"), "size": Metric("Size")}',
+        )
+        .replace('return {"error":', 'return {"size": 3.0, "error":')
+    )
+    study = tmp_path / "two.py"
+    study.write_text(text)
+    words = ("study", "run", study, "--scale", "smoke", "--seeds", 2, "--out", "out")
+    _, out, _ = moiety(*words, "--dry-run")
+    assert "Error" not in out and "Size" not in out
+    assert moiety(*words)[0] == 0
+    _, out, _ = moiety("study", "show", "out")
+    assert "Size" in out and "more metrics" not in out
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = moiety("study", "show", "out")
+    assert "Size" not in out
+    assert "1 more metrics are on the page, or in a wider window." in out
+
+
 def test_a_dry_run_shows_what_is_done_and_writes_nothing(moiety):
     words = ("study", "run", TOY, "--scale", "smoke", "--dry-run")
     code, out, _ = moiety(*words)

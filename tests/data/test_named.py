@@ -162,3 +162,8 @@ def test_usps_in_the_format_of_libsvm_by_hand():
     pictures = read_usps(lambda name: f"{line}\n".encode())
     assert pictures.ids.tolist() == [9, 9]
     assert pictures.images[0, 0, 0, :4].tolist() == [0, 255, 0, 255]
+
+
+def test_a_problem_prints_its_sizes_and_no_tensor():
+    said = repr(load_problem("digits", seed=0))
+    assert "examples: {'images':" in said and "tensor(" not in said and len(said) < 2000

@@ -133,7 +133,7 @@ BAD = {
     "dense": ({"model": nn.Linear(16, 3).eval(), "attacks": "apgd + overload"}, "no MoE layer"),
     "NaN attack": ({"attacks": [Strange(lambda x: x * math.nan)]}, "attack 'strange' returned NaN"),
     "cut attack": ({"attacks": [Strange(lambda x: x[:, :1])]}, r"attack 'strange' .* got \[6, 1\]"),
-    "no points": ({"attacks": {"mine": Strange(lambda x: None)}}, "attack 'strange' .* got NoneType"),
+    "no points": ({"attacks": [Strange(lambda x: None)]}, "attack 'strange' .* got NoneType"),
     "target": ({"model": Target(Net(k=1).eval()), "normalize": (0, 1)}, "has its own normalize"),
 }  # fmt: skip
 

@@ -191,27 +191,25 @@ def show_plan(console: Console, run: Run) -> int:
         typer.echo(f"Budget: {duration(budget['seconds'])}, arms equal in {budget['equal']}")
     if tried:
         typer.echo(f"Search: {tried[0]} of {tried[1]} settings tried")
-    columns = [
-        "Arm",
-        "Settings",
-        "Trials",
-        "Failed",
-        *(m.label for m in run.study.metrics.values()),
-    ]
+    known = [n for n in run.study.metrics if any(row.metrics.get(n) is not None for row in rows)]
+    shown = {n: run.study.metrics[n] for n in known[: max((console.width - 60) // 12, 1)]}
+    columns = ["Arm", "Settings", "Trials", "Failed", *(m.label for m in shown.values())]
     table = _table(columns, left=2)
     for row in rows:
-        values = [number(row.metrics.get(n), m.format) for n, m in run.study.metrics.items()]
+        values = [number(row.metrics.get(n), m.format) for n, m in shown.items()]
         count = f"{row.done}/{row.planned}"
         table.add_row(row.arm, _short(row.settings), count, str(row.failed or "–"), *values)
     console.print(table)
+    if len(shown) < len(known):
+        typer.echo(f"{len(known) - len(shown)} more metrics are on the page, or in a wider window.")
     if any(row.failed for row in rows):
         typer.echo(f"The tracebacks of failed trials are in {run.folder / 'trials'}.")
     for arm, reason in run.without_settings(plan["arms"]).items():
         typer.echo(f"{arm} is not measured: {reason}")
     left = sum(row.planned - row.done for row in rows)
     seconds = time_left(run)
-    known = "time not known before a first run" if seconds is None else f"about {duration(seconds)}"
-    typer.echo(f"{left} trials to run: {known}." if left else "All trials are done.")
+    time = "time not known before a first run" if seconds is None else f"about {duration(seconds)}"
+    typer.echo(f"{left} trials to run: {time}." if left else "All trials are done.")
     return left
 
 

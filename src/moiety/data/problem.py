@@ -49,6 +49,10 @@ class Split:
     def __len__(self) -> int:
         return len(next(iter(self.targets.values())))
 
+    def __repr__(self) -> str:  # of the sizes alone: the tensors would fill the screen
+        shapes = {name: list(t.shape) for name, t in (self.inputs | self.targets).items()}
+        return f"Split({len(self)} examples: {shapes})"
+
     def take(self, rows: Sequence[int] | Tensor) -> Split:
         """Only these examples, in this order."""
         rows = [int(row) for row in rows]
