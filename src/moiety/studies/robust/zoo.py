@@ -78,7 +78,7 @@ SMALL = {
     "batch": 128,
     "lr": 2e-3,
     "epochs": 8,
-    "adversarial_epochs": 2,
+    "adversarial_epochs": 1,
     "adversarial_steps": 10,
     "images": 500,
     "grid": GRID,
