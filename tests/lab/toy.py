@@ -69,7 +69,7 @@ study = Study(
     scales={
         "smoke": Scale(seeds=3, settings={"steps": 8}),
         "small": Scale(seeds=3, settings={"steps": 30, "sleep": 0.004}),
-        "full": Scale(seeds=3, settings={"steps": 100, "sleep": 0.004}),
+        "full": Scale(seeds=3, settings={"steps": 100, "sleep": 0.02}),
     },
     claims=[
         greater(
