@@ -199,7 +199,7 @@ def test_an_attack_that_is_named_twice_is_made_once(moiety, tmp_path):
         (["--eps", "8/0"], "--eps must be numbers such as 0.03 or 8/255"),
         (["--eps", "0"], "--eps must hold at least one number above 0"),
         (["--attack", "pdg"], "no attack is named 'pdg'"),
-        (["--attack", "apgd + overload"], "m has no experts, and --attack 'apgd + overload'"),
+        (["--attack", "apgd + overload"], "leave out the attack 'apgd + overload': "),
         (["--seed", str(2**63)], "seed must be a whole number from 0 to 2^63 - 1"),
         (["--seed", "-1"], "--seed"),
         (["--group", "13"], "groups of 13 need as many examples, and there are 12"),

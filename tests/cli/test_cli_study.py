@@ -54,11 +54,11 @@ def test_metrics_are_shown_once_they_are_known_and_as_many_as_fit(moiety, tmp_pa
     assert "Error" not in out and "Size" not in out
     assert moiety(*words)[0] == 0
     _, out, _ = moiety("study", "show", "out")
-    assert "Size" in out and "more metrics" not in out
+    assert "Size" in out and "metrics fit" not in out
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = moiety("study", "show", "out")
     assert "Size" not in out
-    assert "1 more metrics are on the page, or in a wider window." in out
+    assert "1 of 2 metrics fit; all are on the page." in out
 
 
 def test_a_dry_run_shows_what_is_done_and_writes_nothing(moiety):

@@ -201,7 +201,7 @@ def show_plan(console: Console, run: Run) -> int:
         table.add_row(row.arm, _short(row.settings), count, str(row.failed or "–"), *values)
     console.print(table)
     if len(shown) < len(known):
-        typer.echo(f"{len(known) - len(shown)} more metrics are on the page, or in a wider window.")
+        typer.echo(f"{len(shown)} of {len(known)} metrics fit; all are on the page.")
     if any(row.failed for row in rows):
         typer.echo(f"The tracebacks of failed trials are in {run.folder / 'trials'}.")
     for arm, reason in run.without_settings(plan["arms"]).items():

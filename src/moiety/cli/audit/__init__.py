@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from torch import nn
 
 from ...report.audit import answers, threat
 from ...report.audit_routes import eps_text
@@ -79,7 +77,6 @@ def command(
     page = out if out.suffix == ".html" else out / "audit.html"
     problem = load_problem(data, data_dir=data_dir, seed=seed)
     loaded = load_any(model)
-    check_router(known, loaded, model)
     given = prepare(loaded, model, problem, examples, seed)
     check_group(group, len(given.y))
     check_router_attacks(known, Target(loaded, normalize=given.normalize), given.x[:1])
@@ -136,19 +133,6 @@ def read_eps(text: str, norm: str) -> list[float]:
     if not any(found):
         raise ValueError(f"--eps must hold at least one number above 0, got {text}")
     return sorted(set(found))
-
-
-def check_router(attacks: Mapping[str, Any], model: nn.Module, name: str) -> None:
-    """Refuse, before any work, attacks that see the router of a model that has none."""
-    from ...robust.audit_attacks import sees_router
-    from ...robust.audit_work import layers_of
-    from ...robust.target import Target
-
-    seeing = [attack for attack, each in attacks.items() if sees_router(each)]
-    if seeing and not layers_of(Target(model)):
-        raise ValueError(
-            f"{name} has no experts, and --attack {seeing[0]!r} looks at their router: leave it out"
-        )
 
 
 def tell(result: dict[str, Any], table: str) -> None:
