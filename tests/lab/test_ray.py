@@ -136,9 +136,13 @@ def cluster():
             [sys.executable, *words], env=env, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        wait_for(lambda: "Ray runtime started" in (folder / "log").read_text() or head.poll(), 60)
+        address = folder / "ray_current_cluster"  # written a moment before or after the log
+        says = "Ray runtime started"
+        wait_for(
+            lambda: head.poll() or (says in (folder / "log").read_text() and address.is_file()), 60
+        )
         assert head.poll() is None, (folder / "log").read_text()
-        yield (folder / "ray_current_cluster").read_text().strip()
+        yield address.read_text().strip()
     finally:
         head.terminate()  # it ends the processes of its node; `ray stop` would end those of others
         with contextlib.suppress(subprocess.TimeoutExpired):
