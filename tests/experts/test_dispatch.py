@@ -1,5 +1,7 @@
 """Tokens to experts and back: both ways are each other's adjoint, in a fixed order."""
 
+import sys
+
 import pytest
 import torch
 
@@ -55,6 +57,20 @@ def test_spread_gives_each_row_its_experts_entry():
     plan, table = routing.plan(), torch.randn(E, 3)
     experts = sorted(e for _, e, _ in slots(routing))
     assert torch.equal(spread(table, plan), table[experts])
+
+
+@pytest.mark.parametrize("case", ["inactive", "capacity", "expert", "static"])
+def test_spread_sums_a_gradient_by_expert_the_same_on_a_gpu(case, monkeypatch):
+    plan = routing_of(case).plan()
+    table = torch.randn(E, 8, dtype=torch.float64, requires_grad=True)
+    gradient = torch.randn(plan.rows, 8, dtype=torch.float64)
+    gradient[plan.ends_E[-1] :] = float("nan")  # rows of nobody hold anything at all
+    spread(table, plan).backward(gradient)
+    want, table.grad = table.grad, None
+    monkeypatch.setattr(sys.modules[spread.__module__], "readable", lambda t: False)
+    spread(table, plan).backward(gradient)
+    torch.testing.assert_close(table.grad, want)
+    assert want.isfinite().all() and want.abs().sum() > 0
 
 
 def test_weights_multiply_in_fp32_though_rows_are_bf16():

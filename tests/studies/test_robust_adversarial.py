@@ -15,6 +15,7 @@ def test_an_arm_and_its_tuned_twin_differ_in_the_tuning_alone(tmp_path):
         )
         assert {word for word in twin if twin[word] != plain.get(word)} == {
             "adversarial",
+            "adversarial_batch",
             "adversarial_epochs",
             "adversarial_steps",
         }

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..routing.value import Plan, Routing, readable
+from .grouped import grouped_outer
 
 
 def dispatch(x_TD: Tensor, plan: Plan) -> Tensor:
@@ -46,6 +47,8 @@ def by_slot(y_ND: Tensor, plan: Plan) -> Tensor:
 
 def spread(table_EO: Tensor, plan: Plan) -> Tensor:
     """`[N, O]`: the entry of each row's expert; a bias per expert, for example."""
+    if not readable(plan.slot_N):
+        return _Spread.apply(table_EO, plan.expert_N(), plan.ends_E)
     starts = F.pad(plan.ends_E.long(), (1, 0))
     rows = torch.arange(plan.rows, device=starts.device)
     return _Take.apply(table_EO, plan.expert_N(), rows, starts)
@@ -106,6 +109,27 @@ class _Take(torch.autograd.Function):
     def backward(ctx: Any, g_ND: Tensor) -> tuple[Tensor | None, ...]:
         id_N, rows, extra = ctx.saved_tensors
         return _Sum.apply(g_ND.contiguous(), None, id_N, rows, extra), None, None, None
+
+
+class _Spread(torch.autograd.Function):
+    """rows = table[expert]; backward sums the rows of each expert.
+
+    As a product with ones: a GPU would sum each expert's bag of thousands of rows one by one.
+    """
+
+    @staticmethod
+    def forward(table_EO: Tensor, expert_N: Tensor, ends_E: Tensor) -> Tensor:
+        return table_EO.index_select(0, expert_N.clamp(max=table_EO.shape[0] - 1))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, g_NO: Tensor) -> tuple[Tensor, None, None]:
+        (ends_E,) = ctx.saved_tensors
+        ones = g_NO.new_ones(g_NO.shape[0], 16 // g_NO.dtype.itemsize)  # as narrow as it may be
+        return grouped_outer(g_NO, ones, ends_E)[..., 0], None, None
 
 
 class _Sum(torch.autograd.Function):

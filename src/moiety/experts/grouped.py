@@ -23,6 +23,11 @@ def grouped_mm(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
     return _Product.apply(a_NI, w_EOI, ends_E)
 
 
+def grouped_outer(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
+    """`[E, O, I]`: for each expert the sum over its rows of g_n a_nᵀ."""
+    return _Outer.apply(g_NO, a_NI, ends_E)
+
+
 def native(dtype: torch.dtype, device: torch.device, *widths: int) -> str | None:
     """Why the library's kernel cannot be used, or None where it can."""
     if not hasattr(F, "grouped_mm"):

@@ -74,6 +74,7 @@ def summarise(
         "seeds": seeds,
         "planned": {"seeds": plan["seeds"], "from": plan["from"], **_pilot(plan)},
         "varies": list(study.varies),
+        "along": study.along,
         "deviations": list(study.deviations),
         "budget": plan.get("budget"),
         "spent": spent_by_stage([*store.finished().values(), *failed.values()]),

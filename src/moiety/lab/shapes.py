@@ -216,6 +216,7 @@ RESULT = {
         "asked": Absent(Maybe(one_or_more)),
     },
     "varies": [text],
+    "along": Absent(text),
     "deviations": [text],
     "budget": Maybe(plain),
     "spent": Absent(Each({"trials": one_or_more, "seconds": number})),

@@ -131,6 +131,7 @@ class Study:
     block: int = 1  # seeds that `run_block` gets at once; a block is the unit of resume
     claims: Sequence[Claim] = ()
     varies: Sequence[str] = ()  # what a seed decides
+    along: str = "Step"  # what the curves run over
     paper: str = ""  # its claims are corrected together; "" is a study of our own
     deviations: Sequence[str] = ()  # from the paper
     notes: Sequence[str] = ()  # on data and training, "what: text"; the page marks leaks

@@ -15,7 +15,7 @@ GATES = 4  # gates drawn of one arm
 def curves(result: Mapping[str, Any]) -> list[Figure]:
     """One figure for each curve, with a line and a band for each arm."""
     place = {arm["name"]: i for i, arm in enumerate(result["arms"])}
-    out = []
+    along, out = result.get("along", "Step"), []
     for name, arms in result["curves"].items():
         drawn = {arm: line for arm, line in arms.items() if line["step"]}
         if not drawn:
@@ -27,10 +27,12 @@ def curves(result: Mapping[str, Any]) -> list[Figure]:
         metric = name if name in result["metrics"] else f"{name} {result['main']}"
         label = label_of(result, metric if metric in result["metrics"] else name)
         form = form_of(result, metric)
-        layout = {"xaxis": axis("Step"), "yaxis": axis(brief(label), form), "hovermode": "x"}
-        spoken = f"{label} by step: mean and 95 % interval over seeds of {', '.join(drawn)}"
+        layout = {"xaxis": axis(along), "yaxis": axis(brief(label), form), "hovermode": "x"}
+        spoken = (
+            f"{label} by {along.lower()}: mean and 95 % interval over seeds of {', '.join(drawn)}"
+        )
         rows = _curve_rows(drawn, form)
-        out.append(Figure(label, spoken, bands + lines, layout, ["Step", *drawn], rows))
+        out.append(Figure(label, spoken, bands + lines, layout, [along, *drawn], rows))
     return out
 
 

@@ -17,7 +17,7 @@ from ...robust import Ball, Noise, Parts, Target, attribute, freeze
 from ...robust.attack import Attacks
 from ...robust.target import correct
 from . import PAPER, zoo
-from .routed import FEWER, LOOKED_AT, STEPS, attack_named, draw, look, lower, share
+from .routed import attack_named, draw, look, lower, share
 
 EPS = (1, 4)  # in units of 1/255: where a standard, and where an adversarially trained one wavers
 
@@ -164,10 +164,10 @@ study = Study(
     run=run,
     arms=ARMS,
     metrics=METRICS,
-    scales=zoo.scales(full={"images": LOOKED_AT}),
+    scales=zoo.scales(),
     claims=CLAIMS,
     varies=zoo.VARIES,
+    along=zoo.ALONG,
     paper=PAPER,
-    deviations=(*zoo.DEVIATIONS, FEWER),
-    notes=(STEPS,),
+    deviations=zoo.DEVIATIONS,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ...lab.claims import Claim, equivalent, greater
 from ...lab.study import Metric, Metrics, Running, Settings, Study
 from . import PAPER, zoo
-from .routed import ADVERSARIAL, FEWER, LOOKED_AT, STEPS, V_MOE, draw, look, lower
+from .routed import ADVERSARIAL, V_MOE, draw, look, lower
 
 EPS = (1, 4)  # in units of 1/255: where a standard, and where an adversarially trained one wavers
 
@@ -57,7 +57,7 @@ ARMS: dict[str, Settings] = {
 # -- claims ----------------------------------------------------------------------------------------
 
 TWO_POINTS = (
-    "two points of error, 20 of 1000 images: two lines of the paper's figure that far apart would "
+    "two points of error, 40 of 2000 images: two lines of the paper's figure that far apart would "
     "not be read as one"
 )
 
@@ -127,15 +127,14 @@ study = Study(
     run=run,
     arms=ARMS,
     metrics=METRICS,
-    scales=zoo.scales(full={"images": LOOKED_AT}),
+    scales=zoo.scales(),
     claims=CLAIMS,
     varies=zoo.VARIES,
+    along=zoo.ALONG,
     paper=PAPER,
     deviations=(
         *zoo.DEVIATIONS,
-        FEWER,
         "auxiliary losses: those of each image's own tokens, where the paper takes the groups of a "
         "batch; as there, the load loss is none without noise",
     ),
-    notes=(STEPS,),
 )

@@ -83,7 +83,6 @@ DEVIATIONS = [
     "sized to the accuracy of V-MoE",
 ]
 NOTES = [
-    "step: in the curves, ten times eps in units of 1/255; 0 is the clean image",
     "loss: in the curves, cross-entropy at the point that counts: the first one that fools the "
     "model, else the one of highest loss",
     "eps: claims on models that saw no attack stop at 2/255, because small ones are wrong on "
@@ -113,6 +112,7 @@ def curve_study(
         scales=zoo.scales(**sizes),
         claims=claims,
         varies=zoo.VARIES,
+        along=zoo.ALONG,
         paper=PAPER,
         deviations=[*DEVIATIONS, *deviations],
         notes=NOTES,

@@ -21,9 +21,6 @@ from .zoo import BATCH, Trained
 
 V_MOE = {"model": "v-moe", "adversarial": False}  # its experts are those of the scale
 ADVERSARIAL = {**V_MOE, "adversarial": True}
-STEPS = "curves: a step is an eps of a tenth of 1/255, that of step 0 without attack"
-LOOKED_AT = 1000  # of the 2000 test images that are attacked: routes are means over many tokens
-FEWER = f"images: the first {LOOKED_AT} of the 2000 that the studies of errors attack"
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +107,7 @@ def _dropped(uses: Sequence[Use]) -> float:
 def draw(
     run: Running, eps: Sequence[float], found: Sequence[Found], *, layers: bool = False
 ) -> None:
-    """Put what an attack came to at each eps on the page; see `STEPS`."""
+    """Put what an attack came to at each eps on the page; see `zoo.ALONG`."""
     run.curve.rewind(-1)
     for e, one in zip((0.0, *eps), found, strict=True):
         named = {"loss": one.loss, "error": one.error, "routing change": one.mean_change}

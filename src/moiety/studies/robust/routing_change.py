@@ -12,7 +12,7 @@ from itertools import pairwise
 from ...lab.claims import Claim, greater
 from ...lab.study import Metric, Metrics, Running, Settings, Study
 from . import PAPER, zoo
-from .routed import ADVERSARIAL, FEWER, LOOKED_AT, STEPS, V_MOE, Found, draw, look, lower
+from .routed import ADVERSARIAL, V_MOE, Found, draw, look, lower
 
 EPS = (1, 4, 16)  # in units of 1/255
 F = ".3f"  # of a routing change, as the paper has it
@@ -136,11 +136,10 @@ study = Study(
     scales=zoo.scales(
         attack_steps={"pgd": 40, "apgd": 100, "random-search": 1},
         smoke={"attack_steps": {"pgd": 3, "apgd": 5, "random-search": 1}},
-        full={"images": LOOKED_AT},
     ),
     claims=CLAIMS,
     varies=zoo.VARIES,
+    along=zoo.ALONG,
     paper=PAPER,
-    deviations=(*zoo.DEVIATIONS, FEWER),
-    notes=(STEPS,),
+    deviations=zoo.DEVIATIONS,
 )

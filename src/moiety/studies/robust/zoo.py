@@ -10,6 +10,7 @@ and on the seed, not on the study that asks for it. Whoever needs it first train
 
     folder()/<key>/model.safetensors, model.json       weights; settings, accuracy, cost, versions
     folder()/<key>/curve.jsonl, state/                 the course of the training; where it is now
+    folder()/<key>/attacked-<key>/found.json           what an attack came to at one eps
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ from ...train.loop import Recipe, train
 from .vision import Vision, augment, build, flops, pictures, put, router_of
 
 RECIPE = 1  # of the training; a change of the code that trains otherwise adds one
+ATTACK = 1  # and so of the code that attacks
 EPS = 8 / 255  # of adversarial fine-tuning
-BATCH = 500  # images that are measured or attacked at once
+BATCH = 1000  # images that are measured or attacked at once
 GRID = [0.5, 1, 2, 4, 8]  # eps that are attacked, in units of 1/255
 
 SMOKE = {
@@ -61,6 +63,7 @@ SMOKE = {
     "lr": 4e-3,
     "epochs": 1,
     "adversarial_epochs": 1,
+    "adversarial_batch": 32,
     "adversarial_steps": 2,
     "images": 32,
     "grid": GRID,
@@ -79,6 +82,7 @@ SMALL = {
     "lr": 2e-3,
     "epochs": 8,
     "adversarial_epochs": 1,
+    "adversarial_batch": 128,
     "adversarial_steps": 10,
     "images": 500,
     "grid": GRID,
@@ -89,11 +93,12 @@ FULL = SMALL | {
     "crop": 4,
     "patch": 4,
     "experts": 32,
-    "dim": 96,
+    "dim": 64,
     "depth": 6,
     "batch": 256,
-    "epochs": 20,
+    "epochs": 12,
     "adversarial_epochs": 3,
+    "adversarial_batch": 512,
     "images": 2000,
 }
 SCALES = {
@@ -101,10 +106,11 @@ SCALES = {
     "small": Scale(seeds=5, settings=SMALL),
     "full": Scale(seeds=5, settings=FULL),
 }
+ALONG = "eps, in tenths of 1/255"  # the curves of attacks; 0 is the clean image
 VARIES = ("first weights", "order of the examples", "crops and mirroring", "noise of the router")
 DEVIATIONS = (
     "CIFAR-10 instead of JFT-300M and ImageNet, at 32×32 pixels, without pre-training",
-    "models of 4 or 6 blocks (paper: 12), of a width of 48 or 96 (paper: 768)",
+    "models of 4 or 6 blocks (paper: 12), of a width of 48 or 64 (paper: 768)",
     "the class is read from the mean of the tokens; the paper's models have a token for it",
     "a capacity is shared by the tokens of one image (paper: of 4 or 8 images), so that no image "
     "changes the answer to another",
@@ -138,6 +144,7 @@ class Trained:
     parameters: int
     seconds: float  # of its training; of an adversarial one, of the fine-tuning alone
     curve: list[dict[str, Any]]  # of the training: step, loss, at checks validation
+    home: Path  # its folder
 
 
 def folder() -> Path:
@@ -150,7 +157,7 @@ def spec(settings: Settings, seed: int) -> dict[str, Any]:
     words = ["data", "train", "crop", "patch", "dim", "depth", "heads", "batch", "lr", "epochs"]
     adversarial = bool(settings.get("adversarial"))
     if adversarial:
-        words += ["adversarial_epochs", "adversarial_steps"]
+        words += ["adversarial_epochs", "adversarial_batch", "adversarial_steps"]
     found = {word: settings[word] for word in ("model", *words)}
     if found["model"] == "v-moe":
         found |= {"experts": settings["experts"], "router": router_of(settings)}
@@ -247,6 +254,7 @@ def _load(home: Path, asked: Mapping[str, Any], device: torch.device) -> Trained
         x=x,
         y=y,
         curve=Curve(home / "curve.jsonl").rows(),
+        home=home,
         **{word: about[word] for word in known},
     )
 
@@ -254,10 +262,10 @@ def _load(home: Path, asked: Mapping[str, Any], device: torch.device) -> Trained
 def recipe(asked: Mapping[str, Any], examples: int) -> Recipe:
     """How a model trains. Fine-tuning has one check, its end: an early one is less robust."""
     adversarial = asked["adversarial"]
-    epochs = asked["adversarial_epochs" if adversarial else "epochs"]
+    epochs, batch = (asked[f"{'adversarial_' * adversarial}{w}"] for w in ("epochs", "batch"))
     return Recipe(
-        steps=max(examples // asked["batch"], 1) * epochs,
-        batch=asked["batch"],
+        steps=max(examples // batch, 1) * epochs,
+        batch=batch,
         lr=asked["lr"] / 2 if adversarial else asked["lr"],
         points=20,
         checks=1 if adversarial else 2,
@@ -303,16 +311,29 @@ def errors(
 ) -> dict[str, float]:
     """The error of a model under one attack at each eps (in 1/255) of a grid, and without it.
 
-    The curve of the trial becomes error and loss by eps, in steps of a tenth of 1/255.
+    The curve of the trial becomes error and loss by eps; see `ALONG`.
     """
     grid = [0, *(eps for eps in grid if eps)]
     # One by one: on a GPU what an attack captures for an eps is then freed before the next.
-    attacked = [
-        run_attack(attack, found.model, found.x, found.y, eps / 255, batch=BATCH) for eps in grid
-    ]
-    wrong = [one.fooled.double().mean().item() for one in attacked]
+    course = [attacked(found, attack, eps) for eps in grid]
     run.curve.rewind(-1)
-    for eps, one, error in zip(grid, attacked, wrong):
-        run.curve.append(round(10 * eps), loss=one.loss.double().mean().item(), error=error)
+    for eps, values in zip(grid, course):
+        run.curve.append(round(10 * eps), **values)
+    wrong = [values["error"] for values in course]
     named = {error_at(eps): error for eps, error in zip(grid, wrong)}
     return {**named, "mean error": math.fsum(wrong[1:]) / len(wrong[1:])}
+
+
+def attacked(found: Trained, attack: Attacks, eps: float) -> dict[str, float]:
+    """Error and loss of a model under attack. Studies share models, so it is kept beside them."""
+    asked = json.dumps([repr(attack), eps, len(found.x), BATCH, ATTACK])
+    home = found.home / f"attacked-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    path = home / "found.json"
+    with io.lease(home, wait=math.inf):
+        if not path.exists():
+            one = run_attack(attack, found.model, found.x, found.y, eps / 255, batch=BATCH)
+            values = {"error": one.fooled, "loss": one.loss}
+            means = {name: value.double().mean().item() for name, value in values.items()}
+            io.write_json(path, {"attack": repr(attack), "eps": eps, **means})
+    kept = io.read_json(path)
+    return {name: kept[name] for name in ("loss", "error")}
