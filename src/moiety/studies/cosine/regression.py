@@ -1,6 +1,7 @@
 """Regression by a mixture of experts: its gates, experts, parameters, and a law of true ones.
 
-    g(x) = Σ_i softmax_i(<c_i, u> + b0_i) h(x, eta_i),  c_i = b1_i / (‖b1_i‖ + τ1),  u = x / (‖x‖ + τ2)
+    g(x) = Σ_i softmax_i(<c_i, u> + b0_i) h(x, eta_i)
+    with c_i = b1_i / (‖b1_i‖ + τ1), u = x / (‖x‖ + τ2); the linear gate has c = b1 and u = x
 
 Digest 5, §2.1. Only differences c_i − c_j and b0_i − b0_j count, so the last atom is the reference:
 its b0 is 0, and its b1 is 0, or where length means nothing (τ1 = 0) the first unit vector e1. Axes:
