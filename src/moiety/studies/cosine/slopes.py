@@ -1,0 +1,193 @@
+"""How fast errors fall with n: fits of one n, what may be said of them, and slopes over n.
+
+    point = measure(truth, sizes, gate, n, effort, seed=0, device=device)
+    slope([point, ...], "expert, single")      # of log error on log n; None where not solved
+
+A point, the repetitions at one n, is solved if the fits are: where more iterations would lower the
+loss by little of the squared function error (median and 90th percentile), and where fits started at
+the truth, a diagnostic that the fitter itself never sees, rarely end lower. Points that are not
+solved are kept and shown, and enter no slope.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .fitter import AGREE, Box, Fit, fit
+from .regression import NOISE, Atoms, Expert, Gate, flat, free_count, inputs, predict, sample
+from .voronoi import KINDS, PARTS, Cells, errors, loss_1, loss_2, relabel, settle
+
+MEDIAN, TAIL = 0.05, 0.2  # of the squared function error: most that is left to optimise
+LOWER = 0.05  # most fits that may end lower when started at the truth
+NEEDED = 3  # solved n's for a slope, which span a factor of ten
+SEEN = 0.25  # least share of the repetitions that a median is taken of
+PROBE = 4096  # inputs on which functions are compared
+NEAR = 0.05  # standard deviation by which starts at the truth are moved, so that twins differ
+BOX = Box()  # of every fit
+SLOPES = ("function", *(f"{part}, {kind}" for part in PARTS for kind in KINDS), "L1", "L2")
+FACTS = ("touched", "gradient", "gap", "agreed", "left", "left, tail", "lower", "moved", "empty")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a regression: inputs, true atoms, fitted atoms, and the kind of experts."""
+
+    dim: int
+    true: int
+    fitted: int
+    expert: Expert
+
+    @property
+    def parameters(self) -> int:
+        return free_count(self.fitted, self.dim, self.expert)
+
+    def samples(self, grid: Sequence[int]) -> list[int]:
+        """Those n of a grid that are at least ten times the parameters."""
+        return [n for n in grid if n >= 10 * self.parameters]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard each fit is worked at, and how many there are."""
+
+    repetitions: int
+    restarts: int
+    iterations: int
+    polish: int = 2
+    search_points: int = 2000
+
+
+@dataclass(frozen=True)
+class Point:
+    """What the repetitions at one n gave."""
+
+    n: int
+    medians: dict[str, float | None]  # of the errors named in SLOPES
+    facts: dict[str, float]  # shares of fits and medians, named in FACTS
+    solved: bool
+
+
+def measure(
+    truth: Atoms,
+    sizes: Sizes,
+    gate: Gate,
+    n: int,
+    effort: Effort,
+    *,
+    seed: int,
+    device: torch.device,
+) -> Point:
+    """Fit one true mixture on as many samples of n points as there are repetitions."""
+    g = torch.Generator().manual_seed(1_000_003 * seed + n)  # the same data for all gates
+    many = truth.each(lambda t: t.expand(effort.repetitions, *t.shape))
+    x, y = (t.to(device) for t in sample(many, n, gate, sizes.expert, g))
+    probe = inputs(PROBE, sizes.dim, g).to(device)
+    start = flat(near(truth, sizes.fitted, effort.repetitions, g)).to(device)
+    truth = truth.each(lambda t: t.to(device))
+    work = functools.partial(
+        fit,
+        k=sizes.fitted,
+        gate=gate,
+        expert=sizes.expert,
+        iterations=effort.iterations,
+        polish=effort.polish,
+        search_points=effort.search_points,
+        noise=NOISE,
+        box=BOX,
+        generator=g,
+    )
+    found = work(x, y, restarts=effort.restarts)
+    ahead = work(x, y, start=start[:, None])
+    limit = BOX.b1 * sizes.dim**0.5
+    cells = settle(found.atoms, truth, gate, sizes.expert, limit)
+    moved = cells.moved & ~cells.empty
+    if moved.any():
+        again = relabel(found.atoms, cells, gate, limit).each(lambda t: t[moved])
+        found = merged(found, work(x[moved], y[moved], start=flat(again)[:, None]), moved)
+        cells = settle(found.atoms, truth, gate, sizes.expert, limit)
+    told = judged(found, cells, truth, probe, gate, sizes.expert)
+    return conclude(n, told, found, cells, ahead, moved)
+
+
+def merged(found: Fit, again: Fit, rows: Tensor) -> Fit:
+    """The fits that were polished again in place of those before, where they are as good."""
+    where = rows.nonzero().squeeze(-1)
+    good = again.loss <= found.loss[where] + AGREE * again.loss
+    atoms = found.atoms.each(torch.clone)
+    for old, new in ((atoms.b1, again.atoms.b1), (atoms.b0, again.atoms.b0),
+                     (atoms.eta, again.atoms.eta)):  # fmt: skip
+        old[where[good]] = new[good]
+    loss, left = found.loss.clone(), found.optimisation_error.clone()
+    loss[where[good]], left[where[good]] = again.loss[good], again.optimisation_error[good]
+    return dataclasses.replace(found, atoms=atoms, loss=loss, optimisation_error=left)
+
+
+def judged(
+    found: Fit, cells: Cells, truth: Atoms, probe: Tensor, gate: Gate, expert: Expert
+) -> dict[str, Tensor]:
+    """All errors of the fits, one value each."""
+    off = predict(found.atoms, probe, gate, expert) - predict(truth, probe, gate, expert)
+    told = {"function": off.square().mean(-1).sqrt(), **errors(cells, truth, gate, expert)}
+    losses = {"L1": loss_1(cells, truth, expert), "L2": loss_2(cells, truth, expert)}
+    return told | {name: loss.masked_fill(cells.empty, torch.nan) for name, loss in losses.items()}
+
+
+def conclude(
+    n: int, told: Mapping[str, Tensor], found: Fit, cells: Cells, ahead: Fit, moved: Tensor
+) -> Point:
+    """Medians over the repetitions, and whether they are solved."""
+    square = told["function"].square()
+    left = found.optimisation_error / square
+    lower = (found.loss - ahead.loss) / square > MEDIAN
+    facts = {
+        "touched": found.touched.double().mean(),
+        "gradient": found.projected_gradient.median(),
+        "gap": (found.gap / square).median(),
+        "agreed": found.solved.double().mean(),
+        "left": left.median(),
+        "left, tail": left.quantile(0.9),
+        "lower": lower.double().mean(),
+        "moved": moved.double().mean(),
+        "empty": cells.empty.double().mean(),
+    }
+    plain = {name: value.item() for name, value in facts.items()}
+    small = plain["left"] <= MEDIAN and plain["left, tail"] <= TAIL
+    medians = {name: median(value) for name, value in told.items()}
+    return Point(n, medians, plain, small and plain["lower"] <= LOWER)
+
+
+def median(values: Tensor) -> float | None:
+    """The median of those that are numbers; None where these are few."""
+    kept = values[values.isfinite()]
+    return kept.median().item() if len(kept) >= max(SEEN * len(values), 1) else None
+
+
+def near(truth: Atoms, k: int, count: int, generator: torch.Generator) -> Atoms:
+    """Starts `[count, ...]` beside the truth; where k is larger, an atom of it is there twice."""
+    numbers = torch.arange(truth.k).expand(count, -1)
+    twins = torch.randint(truth.k, (count, k - truth.k), generator=generator)
+    chosen = torch.cat([twins, numbers], -1)  # the reference stays last
+    table = truth.table()[chosen]
+    times = (chosen[..., None] == chosen[:, None, :]).sum(-1)
+    table[..., truth.dim] -= times.log()
+    table = table + NEAR * torch.randn(table.shape, generator=generator, dtype=table.dtype)
+    table[..., truth.dim] -= table[:, -1:, truth.dim].clone()
+    return Atoms.of_table(table, truth.dim)
+
+
+def slope(points: Sequence[Point], name: str) -> float | None:
+    """Of log median error on log n, over the solved n's; None where there are too few."""
+    pairs = [(math.log(p.n), math.log(p.medians[name])) for p in points
+             if p.solved and p.medians.get(name)]  # fmt: skip
+    if len(pairs) < NEEDED or pairs[-1][0] - pairs[0][0] < math.log(10) - 1e-9:
+        return None
+    at, value = (torch.tensor(column, dtype=torch.float64) for column in zip(*pairs, strict=True))
+    at = at - at.mean()
+    return (at @ value / (at @ at)).item()
