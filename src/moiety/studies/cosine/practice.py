@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from statistics import fmean, stdev
 from typing import Any
 
@@ -37,11 +37,13 @@ from torch.nn import functional as F
 from ...lab.study import Metric, Metrics, Settings
 from ...moe import MoE
 from ...routing.cosine import GAIN
-from ...train.loop import Checkpoint
+from ...train.loop import Checkpoint, Recipe
 from ...watch import moe_layers, watch
 
 BALANCE = {"switch": 0.01}  # for every arm: alone, a few experts soon take every token
 TEMPERATURE = 0.3  # cosines of 16 dimensions then spread about as the scores of a linear router
+SEARCHED = 2  # a run of the search for a learning rate is so many times shorter
+SWITCH = 0.01  # of the switch rate, the smallest difference that matters
 WINDOW, HEIGHT = 50, 5.0  # of a spike
 STABILITY = {
     "switch rate": Metric("Switch rate", better="lower", format=".2%", split="validation"),
@@ -90,6 +92,16 @@ def cosine_words(settings: Settings) -> dict[str, Any]:
     return words
 
 
+def recipe(settings: Settings) -> Recipe:
+    """How a model of a trial trains."""
+    steps, checks = settings["steps"], settings["checks"]
+    if settings["stage"] == "tune":
+        steps = max(steps // SEARCHED, 1)
+    return Recipe(
+        steps=steps, batch=settings["batch"], lr=settings["lr"], points=checks, checks=checks
+    )
+
+
 # -- the course of a training ----------------------------------------------------------------------
 
 
@@ -127,11 +139,11 @@ class Course:
 
     def state(self) -> dict[str, Any]:
         """All of it, for a checkpoint."""
-        losses = torch.stack(self.losses).cpu() if self.losses else torch.empty(0)
+        losses = [loss.item() for loss in self.losses]
         return {"losses": losses, "first": self.first, "switched": list(self.switched)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.losses = list(state["losses"].unbind())
+        self.losses = [torch.tensor(loss) for loss in state["losses"]]
         self.first, self.switched = state["first"], list(state["switched"])
 
     def metrics(self) -> Metrics:
@@ -165,15 +177,10 @@ class Kept:
 # -- measures --------------------------------------------------------------------------------------
 
 
-def precision(device: torch.device) -> AbstractContextManager:
-    """bf16 on a GPU, where routers still work in fp32; on a CPU nothing changes."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-
-
 @torch.no_grad()
 def first_experts(model: nn.Module, probe: Tensor) -> Tensor:
     """`[layers, tokens]`: the expert with the largest score."""
-    with precision(probe.device), watch(model, keep="choice") as seen:
+    with watch(model, keep="choice") as seen:
         model(probe)
     return torch.stack([seen[name][0].index[:, 0] for name in seen.layers]).to(torch.int16)
 
@@ -195,7 +202,7 @@ def routes(model: nn.Module, probe: Tensor) -> dict[str, float]:
     """Load, entropy of the gate and effective rank of the outputs, mean over the MoE layers."""
     outputs: list[Tensor] = []
     layers = moe_layers(model).values()
-    with ExitStack() as stack, precision(probe.device), watch(model) as seen:
+    with ExitStack() as stack, watch(model) as seen:
         for part in layers:
             hook = part.register_forward_hook(lambda _, __, y: outputs.append(y.flatten(0, -2)))
             stack.callback(hook.remove)
@@ -218,7 +225,7 @@ def effective_rank(rows: Tensor) -> float:
 
 def loads(model: nn.Module, probe: Tensor) -> dict[str, list[float]]:
     """The share of the work of each expert, by layer, for the page."""
-    with torch.no_grad(), precision(probe.device), watch(model) as seen:
+    with torch.no_grad(), watch(model) as seen:
         model(probe)
     return {f"MoE layer {i}": one.load for i, one in enumerate(seen.summary().values(), start=1)}
 
