@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .fitter import AGREE, Box, Fit, fit
-from .regression import NOISE, Atoms, Expert, Gate, flat, free_count, inputs, predict, sample
+from .regression import NOISE, Atoms, Expert, Gate, flat, free_count, inputs, predict
 from .voronoi import KINDS, PARTS, Cells, errors, loss_1, loss_2, relabel, settle
 
 MEDIAN, TAIL = 0.05, 0.2  # of the squared function error: most that is left to optimise
@@ -29,6 +29,7 @@ LOWER = 0.05  # most fits that may end lower when started at the truth
 NEEDED = 3  # solved n's for a slope, which span a factor of ten
 SEEN = 0.25  # least share of the repetitions that a median is taken of
 PROBE = 4096  # inputs on which functions are compared
+SPREAD = 1.0  # most by which such starts are moved from it
 NEAR = 0.05  # standard deviation by which starts at the truth are moved, so that twins differ
 BOX = Box()  # of every fit
 SLOPES = ("function", *(f"{part}, {kind}" for part in PARTS for kind in KINDS), "L1", "L2")
@@ -61,6 +62,7 @@ class Effort:
     restarts: int
     iterations: int
     polish: int = 2
+    grown: int = 0  # starts from a fit with one atom less, one of whose atoms is doubled
     search_points: int = 2000
 
 
@@ -70,7 +72,7 @@ class Point:
 
     n: int
     medians: dict[str, float | None]  # of the errors named in SLOPES
-    facts: dict[str, float]  # shares of fits and medians, named in FACTS
+    facts: dict[str, float | None]  # shares of fits and medians, named in FACTS
     solved: bool
 
 
@@ -87,10 +89,13 @@ def measure(
     """Fit one true mixture on as many samples of n points as there are repetitions."""
     g = torch.Generator().manual_seed(1_000_003 * seed + n)  # the same data for all gates
     many = truth.each(lambda t: t.expand(effort.repetitions, *t.shape))
-    x, y = (t.to(device) for t in sample(many, n, gate, sizes.expert, g))
+    x = inputs(n, sizes.dim, g, effort.repetitions).to(device)
+    noise = torch.randn(x.shape[:2], generator=g, dtype=x.dtype).to(device)
     probe = inputs(PROBE, sizes.dim, g).to(device)
-    start = flat(near(truth, sizes.fitted, effort.repetitions, g)).to(device)
+    beside = torch.full((effort.repetitions, 1), NEAR, dtype=torch.float64)
+    start = flat(with_twins(many, sizes.fitted, beside, g)).to(device)
     truth = truth.each(lambda t: t.to(device))
+    y = predict(truth, x, gate, sizes.expert) + NOISE * noise
     work = functools.partial(
         fit,
         k=sizes.fitted,
@@ -104,7 +109,12 @@ def measure(
         generator=g,
     )
     found = work(x, y, restarts=effort.restarts)
-    ahead = work(x, y, start=start[:, None])
+    if effort.grown:
+        less = work(x, y, k=sizes.fitted - 1, restarts=effort.restarts)
+        wide = SPREAD * torch.rand(effort.repetitions, effort.grown, generator=g).double()
+        more = flat(with_twins(less.atoms.each(Tensor.cpu), sizes.fitted, wide, g)).to(device)
+        found = merged(found, work(x, y, start=more, polish=effort.grown), found.loss > 0)
+    ahead = work(x, y, start=start)
     limit = BOX.b1 * sizes.dim**0.5
     cells = settle(found.atoms, truth, gate, sizes.expert, limit)
     moved = cells.moved & ~cells.empty
@@ -117,16 +127,22 @@ def measure(
 
 
 def merged(found: Fit, again: Fit, rows: Tensor) -> Fit:
-    """The fits that were polished again in place of those before, where they are as good."""
+    """Fits of these rows in place of those before, where they are as good.
+
+    A fit from one start knows no gap between restarts: that of before stays.
+    """
     where = rows.nonzero().squeeze(-1)
     good = again.loss <= found.loss[where] + AGREE * again.loss
-    atoms = found.atoms.each(torch.clone)
-    for old, new in ((atoms.b1, again.atoms.b1), (atoms.b0, again.atoms.b0),
-                     (atoms.eta, again.atoms.eta)):  # fmt: skip
-        old[where[good]] = new[good]
-    loss, left = found.loss.clone(), found.optimisation_error.clone()
-    loss[where[good]], left[where[good]] = again.loss[good], again.optimisation_error[good]
-    return dataclasses.replace(found, atoms=atoms, loss=loss, optimisation_error=left)
+    where = where[good]
+
+    def take(old: Tensor, new: Tensor) -> Tensor:
+        return old.index_copy(0, where, new[good])
+
+    values = {f.name: getattr(found, f.name) for f in dataclasses.fields(Fit)}
+    kept = ("atoms",) if again.gap.isfinite().all() else ("atoms", "gap", "solved")
+    changed = {n: take(v, getattr(again, n)) for n, v in values.items() if n not in kept}
+    pairs = zip(*((some.b1, some.b0, some.eta) for some in (found.atoms, again.atoms)))
+    return Fit(**values | changed | {"atoms": Atoms(*(take(*pair) for pair in pairs))})
 
 
 def judged(
@@ -157,10 +173,10 @@ def conclude(
         "moved": moved.double().mean(),
         "empty": cells.empty.double().mean(),
     }
-    plain = {name: value.item() for name, value in facts.items()}
-    small = plain["left"] <= MEDIAN and plain["left, tail"] <= TAIL
+    small = facts["left"] <= MEDIAN and facts["left, tail"] <= TAIL
+    plain = {name: v.item() if v.isfinite() else None for name, v in facts.items()}
     medians = {name: median(value) for name, value in told.items()}
-    return Point(n, medians, plain, small and plain["lower"] <= LOWER)
+    return Point(n, medians, plain, bool(small and facts["lower"] <= LOWER))
 
 
 def median(values: Tensor) -> float | None:
@@ -169,23 +185,28 @@ def median(values: Tensor) -> float | None:
     return kept.median().item() if len(kept) >= max(SEEN * len(values), 1) else None
 
 
-def near(truth: Atoms, k: int, count: int, generator: torch.Generator) -> Atoms:
-    """Starts `[count, ...]` beside the truth; where k is larger, an atom of it is there twice."""
-    numbers = torch.arange(truth.k).expand(count, -1)
-    twins = torch.randint(truth.k, (count, k - truth.k), generator=generator)
-    chosen = torch.cat([twins, numbers], -1)  # the reference stays last
-    table = truth.table()[chosen]
-    times = (chosen[..., None] == chosen[:, None, :]).sum(-1)
-    table[..., truth.dim] -= times.log()
-    table = table + NEAR * torch.randn(table.shape, generator=generator, dtype=table.dtype)
-    table[..., truth.dim] -= table[:, -1:, truth.dim].clone()
-    return Atoms.of_table(table, truth.dim)
+def with_twins(atoms: Atoms, k: int, spread: Tensor, generator: torch.Generator) -> Atoms:
+    """Starts `[B, r, ...]` of k atoms beside atoms `[B, ...]`: to make up k, some are there twice.
+
+    spread `[B, r]`: the standard deviation by which each start is moved, so that twins differ.
+    """
+    count = *spread.shape, k - atoms.k
+    twins = torch.randint(atoms.k, count, generator=generator)
+    once = torch.arange(atoms.k).expand(*spread.shape, -1)
+    chosen = torch.cat([twins, once], -1)  # the reference stays last
+    table = atoms.table()[:, None].expand(*spread.shape, -1, -1)
+    table = table.take_along_dim(chosen[..., None], -2)
+    table[..., atoms.dim] -= (chosen[..., None] == chosen[..., None, :]).sum(-1).log()
+    noise = torch.randn(table.shape, generator=generator, dtype=table.dtype)
+    table = table + spread[..., None, None] * noise
+    table[..., atoms.dim] -= table[..., -1:, atoms.dim].clone()
+    return Atoms.of_table(table, atoms.dim)
 
 
 def slope(points: Sequence[Point], name: str) -> float | None:
     """Of log median error on log n, over the solved n's; None where there are too few."""
-    pairs = [(math.log(p.n), math.log(p.medians[name])) for p in points
-             if p.solved and p.medians.get(name)]  # fmt: skip
+    medians = {point.n: point.medians[name] for point in points if point.solved}
+    pairs = [(math.log(n), math.log(value)) for n, value in medians.items() if value]
     if len(pairs) < NEEDED or pairs[-1][0] - pairs[0][0] < math.log(10) - 1e-9:
         return None
     at, value = (torch.tensor(column, dtype=torch.float64) for column in zip(*pairs, strict=True))
