@@ -6,7 +6,7 @@ search for a learning rate. Perturbing the norms also makes scores smaller, so o
 cosine whose scores are made as small as those of tau/‖e‖ = 1 at the start. Measures of stability
 are defined in `practice.py`.
 
-The rule for the router's default tau, written before any run and computed by `default_tau`:
+The rule for the default tau, written before any run at full scale, computed by `default_tau`:
 
 1. A ratio tau/‖e‖ is *as good* if the 95 % interval of (its quality − the cosine's), in bits per
    byte and seed by seed, lies above −δ, with δ = 0.01.
@@ -298,7 +298,7 @@ SMALL = SMOKE | {
     "project": 16,
     "length": 128,
     "batch": 16,
-    "steps": 200,
+    "steps": 150,
     "checks": 10,
     "validation": 32,
     "test": 128,

@@ -32,6 +32,7 @@ from .practice import STABILITY, SWITCH, Course, Kept, layer, loads, recipe
 
 DOMAINS = ("mnist", "usps", "digits")
 SIDE, PATCH, CLASSES = 16, 4, 10
+MEAN, STD = 0.25, 0.35  # of grey levels, about; the same for all domains
 HELD = 0.2  # of a training domain, for validation, as in DomainBed
 BATCH = 500  # images measured at once
 VALIDATION = "validation accuracy"
@@ -50,9 +51,8 @@ def domains(source: str, most: int, device: torch.device) -> dict[str, Images]:
     for name in DOMAINS:
         images, classes = read(name)
         rows = by_turns(classes, most)
-        small = F.interpolate(
-            images[rows].float() / 255, (SIDE, SIDE), mode="bilinear", antialias=True
-        )
+        grey = (images[rows].float() / 255 - MEAN) / STD
+        small = F.interpolate(grey, (SIDE, SIDE), mode="bilinear", antialias=True)
         found[name] = to_patches(small[:, 0], PATCH).to(device), classes[rows].to(device)
     return found
 
