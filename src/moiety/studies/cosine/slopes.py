@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +29,8 @@ LOWER = 0.05  # most fits that may end lower when started at the truth
 NEEDED = 3  # solved n's for a slope, which span a factor of ten
 SEEN = 0.25  # least share of the repetitions that a median is taken of
 PROBE = 4096  # inputs on which functions are compared
-SPREAD = 1.0  # most by which such starts are moved from it
-NEAR = 0.05  # standard deviation by which starts at the truth are moved, so that twins differ
+SPREAD = 2.0  # most by which a twin is moved in such a start
+NEAR = 0.05  # the same in starts at the truth, so that twins differ
 BOX = Box()  # of every fit
 SLOPES = ("function", *(f"{part}, {kind}" for part in PARTS for kind in KINDS), "L1", "L2")
 FACTS = ("touched", "gradient", "gap", "agreed", "left", "left, tail", "lower", "moved", "empty")
@@ -88,42 +88,72 @@ def measure(
 ) -> Point:
     """Fit one true mixture on as many samples of n points as there are repetitions."""
     g = torch.Generator().manual_seed(1_000_003 * seed + n)  # the same data for all gates
-    many = truth.each(lambda t: t.expand(effort.repetitions, *t.shape))
     x = inputs(n, sizes.dim, g, effort.repetitions).to(device)
     noise = torch.randn(x.shape[:2], generator=g, dtype=x.dtype).to(device)
     probe = inputs(PROBE, sizes.dim, g).to(device)
-    beside = torch.full((effort.repetitions, 1), NEAR, dtype=torch.float64)
-    start = flat(with_twins(many, sizes.fitted, beside, g)).to(device)
+    start = at_truth(truth, sizes, effort.repetitions, g).to(device)
     truth = truth.each(lambda t: t.to(device))
     y = predict(truth, x, gate, sizes.expert) + NOISE * noise
-    work = functools.partial(
+    work: Callable[..., Fit] = functools.partial(
         fit,
-        k=sizes.fitted,
         gate=gate,
         expert=sizes.expert,
+        box=BOX,
         iterations=effort.iterations,
-        polish=effort.polish,
         search_points=effort.search_points,
         noise=NOISE,
-        box=BOX,
         generator=g,
     )
-    found = work(x, y, restarts=effort.restarts)
-    if effort.grown:
-        less = work(x, y, k=sizes.fitted - 1, restarts=effort.restarts)
-        wide = SPREAD * torch.rand(effort.repetitions, effort.grown, generator=g).double()
-        more = flat(with_twins(less.atoms.each(Tensor.cpu), sizes.fitted, wide, g)).to(device)
-        found = merged(found, work(x, y, start=more, polish=effort.grown), found.loss > 0)
-    ahead = work(x, y, start=start)
+    found = search(work, x, y, sizes.fitted, effort, g)
+    ahead = work(x, y, sizes.fitted, start=start)
+    found, cells, moved = labelled(work, x, y, found, truth, gate, sizes)
+    told = judged(found, cells, truth, probe, gate, sizes.expert)
+    return conclude(n, told, found, cells, ahead, moved)
+
+
+def search(
+    work: Callable[..., Fit], x: Tensor, y: Tensor, k: int, effort: Effort, g: torch.Generator
+) -> Fit:
+    """The best fit from random starts, and from fits with an atom less, if so many are grown.
+
+    Fits with an atom more than the truth have minima that 2 000 points do not tell from others.
+    """
+    found = work(x, y, k, restarts=effort.restarts, polish=effort.polish)
+    if not effort.grown:
+        return found
+    less = work(x, y, k - 1, restarts=effort.restarts, polish=effort.polish).atoms
+    several = less.each(lambda t: t.cpu()[:, None].expand(-1, effort.grown, *t.shape[1:]))
+    wide = SPREAD * torch.rand(len(x), effort.grown, generator=g)
+    start = flat(with_twin(several, wide, g)).to(x)
+    return merged(found, work(x, y, k, start=start, polish=effort.grown), found.loss > 0)
+
+
+def at_truth(truth: Atoms, sizes: Sizes, count: int, g: torch.Generator) -> Tensor:
+    """Starts `[count, 1, P]` at the truth, with twins of its atoms to make up their number."""
+    many = truth.each(lambda t: t.expand(count, 1, *t.shape))
+    for _ in range(sizes.fitted - sizes.true):
+        many = with_twin(many, torch.full((count, 1), NEAR), g)
+    return flat(many)
+
+
+def labelled(
+    work: Callable[..., Fit],
+    x: Tensor,
+    y: Tensor,
+    found: Fit,
+    truth: Atoms,
+    gate: Gate,
+    sizes: Sizes,
+) -> tuple[Fit, Cells, Tensor]:
+    """Fits and their cells, polished again where they took another atom as reference, and where."""
     limit = BOX.b1 * sizes.dim**0.5
     cells = settle(found.atoms, truth, gate, sizes.expert, limit)
     moved = cells.moved & ~cells.empty
-    if moved.any():
-        again = relabel(found.atoms, cells, gate, limit).each(lambda t: t[moved])
-        found = merged(found, work(x[moved], y[moved], start=flat(again)[:, None]), moved)
-        cells = settle(found.atoms, truth, gate, sizes.expert, limit)
-    told = judged(found, cells, truth, probe, gate, sizes.expert)
-    return conclude(n, told, found, cells, ahead, moved)
+    if not moved.any():
+        return found, cells, moved
+    start = flat(relabel(found.atoms, cells, gate, limit))[moved, None]
+    found = merged(found, work(x[moved], y[moved], sizes.fitted, start=start), moved)
+    return found, settle(found.atoms, truth, gate, sizes.expert, limit), moved
 
 
 def merged(found: Fit, again: Fit, rows: Tensor) -> Fit:
@@ -185,21 +215,22 @@ def median(values: Tensor) -> float | None:
     return kept.median().item() if len(kept) >= max(SEEN * len(values), 1) else None
 
 
-def with_twins(atoms: Atoms, k: int, spread: Tensor, generator: torch.Generator) -> Atoms:
-    """Starts `[B, r, ...]` of k atoms beside atoms `[B, ...]`: to make up k, some are there twice.
+def with_twin(atoms: Atoms, spread: Tensor, generator: torch.Generator) -> Atoms:
+    """Atoms `[B, r, ...]` with one more each: an atom's twin, which takes part of its mass.
 
-    spread `[B, r]`: the standard deviation by which each start is moved, so that twins differ.
+    spread `[B, r]`: the standard deviation by which the twin is moved.
     """
-    count = *spread.shape, k - atoms.k
-    twins = torch.randint(atoms.k, count, generator=generator)
-    once = torch.arange(atoms.k).expand(*spread.shape, -1)
-    chosen = torch.cat([twins, once], -1)  # the reference stays last
-    table = atoms.table()[:, None].expand(*spread.shape, -1, -1)
-    table = table.take_along_dim(chosen[..., None], -2)
-    table[..., atoms.dim] -= (chosen[..., None] == chosen[..., None, :]).sum(-1).log()
-    noise = torch.randn(table.shape, generator=generator, dtype=table.dtype)
-    table = table + spread[..., None, None] * noise
-    table[..., atoms.dim] -= table[..., -1:, atoms.dim].clone()
+    which = torch.randint(atoms.k, (*spread.shape, 1, 1), generator=generator)
+    share = torch.rand(*spread.shape, 1, generator=generator).double().clamp(0.01, 0.99)
+    table, b0 = atoms.table(), atoms.dim
+    twin = table.take_along_dim(which, -2)
+    noise = torch.randn(twin.shape, generator=generator, dtype=twin.dtype)
+    twin = twin + spread[..., None, None] * noise
+    twin[..., b0] += share.log()
+    rest = table[..., b0].scatter_add(-1, which[..., 0], (1 - share).log())
+    table = torch.cat([twin, table], -2)  # the reference stays last
+    table[..., 1:, b0] = rest
+    table[..., b0] -= rest[..., -1:]
     return Atoms.of_table(table, atoms.dim)
 
 
