@@ -55,9 +55,9 @@ def follow(
 
 
 def effort_of(settings: Settings, sizes: Sizes) -> Effort:
-    """As the scale says for this many atoms; larger inputs hide more local minima."""
-    restarts = settings["restarts"][str(sizes.fitted)] * (2 if sizes.dim > 2 else 1)
+    """As the scale says for these sizes; fits of three atoms are also grown from those of two."""
     grown = settings["grown"] if sizes.fitted > 2 else 0
+    restarts = settings["restarts"][sizes.name]
     return Effort(settings["repetitions"], restarts, settings["iterations"], grown=grown)
 
 

@@ -29,6 +29,7 @@ LOWER = 0.05  # most fits that may end lower when started at the truth
 NEEDED = 3  # solved n's for a slope, which span a factor of ten
 SEEN = 0.25  # least share of the repetitions that a median is taken of
 PROBE = 4096  # inputs on which functions are compared
+WIDER = 10_000  # points on which grown starts are compared
 SPREAD = 2.0  # most by which a twin is moved in such a start
 NEAR = 0.05  # the same in starts at the truth, so that twins differ
 BOX = Box()  # of every fit
@@ -46,6 +47,10 @@ class Sizes:
     expert: Expert
 
     @property
+    def name(self) -> str:
+        return f"d {self.dim}, {self.fitted} on {self.true}"
+
+    @property
     def parameters(self) -> int:
         return free_count(self.fitted, self.dim, self.expert)
 
@@ -61,7 +66,7 @@ class Effort:
     repetitions: int
     restarts: int
     iterations: int
-    polish: int = 2
+    polish: int = 3
     grown: int = 0  # starts from a fit with one atom less, one of whose atoms is doubled
     search_points: int = 2000
 
@@ -116,7 +121,7 @@ def search(
 ) -> Fit:
     """The best fit from random starts, and from fits with an atom less, if so many are grown.
 
-    Fits with an atom more than the truth have minima that 2 000 points do not tell from others.
+    Fits with an atom more than the truth have many minima, which few points do not rank.
     """
     found = work(x, y, k, restarts=effort.restarts, polish=effort.polish)
     if not effort.grown:
@@ -125,7 +130,8 @@ def search(
     several = less.each(lambda t: t.cpu()[:, None].expand(-1, effort.grown, *t.shape[1:]))
     wide = SPREAD * torch.rand(len(x), effort.grown, generator=g)
     start = flat(with_twin(several, wide, g)).to(x)
-    return merged(found, work(x, y, k, start=start, polish=effort.grown), found.loss > 0)
+    again = work(x, y, k, start=start, polish=effort.polish, search_points=WIDER)
+    return merged(found, again, found.loss > 0)
 
 
 def at_truth(truth: Atoms, sizes: Sizes, count: int, g: torch.Generator) -> Tensor:

@@ -18,7 +18,7 @@ from ...lab.claims import Claim, greater
 from ...lab.study import Metrics, Running, Scale, Settings, Study
 from . import PAPER
 from .course import METRICS, NOTES, follow
-from .rates import GATES, SMOKE, true_mixture
+from .rates import GATES, RESTARTS, SMOKE, true_mixture
 from .regression import Atoms
 from .slopes import BOX, Sizes
 
@@ -124,11 +124,11 @@ ARMS: dict[str, Settings] = {
 FULL = {
     "grid": [1_000, 3_000, 10_000, 30_000, 100_000],
     "repetitions": 40,
-    "restarts": {"2": 16, "3": 32},
-    "grown": 6,
-    "iterations": 50,
+    "restarts": RESTARTS,
+    "grown": 16,
+    "iterations": 80,
 }
-SMALL = {"grid": [300, 1_000, 3_000], "repetitions": 4, "restarts": {"2": 6, "3": 6}}
+SMALL = {**FULL, "grid": [300, 1_000, 3_000], "repetitions": 4, "grown": 2, "iterations": 30}
 
 study = Study(
     name="cosine/worst-case",
@@ -139,8 +139,8 @@ study = Study(
     arms=ARMS,
     metrics=METRICS,
     scales={
-        "smoke": Scale(seeds=2, settings={**SMOKE, "grid": [240, 480], "iterations": 1}),
-        "small": Scale(seeds=5, settings={**SMALL, "grown": 2, "iterations": 30}),
+        "smoke": Scale(seeds=2, settings={**SMOKE, "grid": [240, 480]}),
+        "small": Scale(seeds=5, settings={**SMALL, "restarts": dict.fromkeys(RESTARTS, 6)}),
         "full": Scale(seeds=6, settings=FULL),
     },
     claims=CLAIMS,
