@@ -272,6 +272,7 @@ study = Study(
         "inputs, from singular values",
         "conventions: free, all gate vectors; reference, the last is 0 (e1 where length means "
         "nothing); direction, the same without lengths. The last bias is always 0",
+        "choices: margins were set after a look at the digest's numbers and at a few other draws",
         "loss: flat directions away from the digest's count, on the mean of the draws so far",
     ],
 )
