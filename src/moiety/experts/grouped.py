@@ -4,18 +4,22 @@
 widths that are multiples of 16 bytes, no expanded gradient, no forward-mode AD, and compiles only
 in bf16 (torch 2.11 to 2.13). `grouped_mm` here lifts these limits: what the library's kernel
 refuses goes through a custom op of ours that multiplies expert by expert. (Forward-mode AD is the
-`dense` backend's: torch.compile refuses a function that brings its own.)
+`dense` backend's: torch.compile refuses a function that brings its own.) In float32 on a GPU the
+library does that too, and waits for the host; there our own kernels are used.
 
 Rows past `ends_E[-1]` come back uninitialised: nothing may read them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+HAVE_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def grouped_mm(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
@@ -61,7 +65,7 @@ class _Product(torch.autograd.Function):
         if a_NI.shape[0] == 0:
             return a_NI.new_zeros(0, w_EOI.shape[1])
         if not _refused(a_NI, w_EOI):
-            return F.grouped_mm(_dense_rows(a_NI), w_EOI.transpose(1, 2), offs=ends_E)
+            return _product(a_NI, w_EOI, ends_E)
         return product_by_expert(a_NI, w_EOI, ends_E)
 
     @staticmethod
@@ -85,7 +89,7 @@ class _Outer(torch.autograd.Function):
         if a_NI.shape[0] == 0:
             return a_NI.new_zeros(ends_E.shape[0], g_NO.shape[1], a_NI.shape[1])
         if not _refused(a_NI, g_NO):
-            return F.grouped_mm(_dense_rows(g_NO).t(), _dense_rows(a_NI), offs=ends_E)
+            return _outer(g_NO, a_NI, ends_E)
         return outer_by_expert(g_NO, a_NI, ends_E)
 
     @staticmethod
@@ -100,15 +104,32 @@ class _Outer(torch.autograd.Function):
         return dg, da, None
 
 
-def _dense_rows(t: Tensor) -> Tensor:
-    """grouped_mm refuses a gradient that was expanded (the gradient of a sum, for example)."""
-    return t.contiguous()
+def _product(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
+    """By the kernel in one launch. (The library's refuses an expanded gradient, as of a sum.)"""
+    if _own(a_NI):
+        from . import kernels
+
+        return kernels.product(a_NI, w_EOI, ends_E)
+    return F.grouped_mm(a_NI.contiguous(), w_EOI.transpose(1, 2), offs=ends_E)
+
+
+def _outer(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
+    if _own(a_NI):
+        from . import kernels
+
+        return kernels.outer(g_NO, a_NI, ends_E)
+    return F.grouped_mm(g_NO.contiguous().t(), a_NI.contiguous(), offs=ends_E)
+
+
+def _own(t: Tensor) -> bool:
+    """Whether our kernels are better: in float32 the library's waits for the host."""
+    return t.is_cuda and t.dtype == torch.float32 and HAVE_TRITON
 
 
 @torch.library.custom_op("moiety::product_by_expert", mutates_args=())
 def product_by_expert(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
     if not _refused(a_NI, w_EOI):  # compiled code comes here in fp32, where eager can do it
-        return F.grouped_mm(a_NI.contiguous(), w_EOI.transpose(1, 2), offs=ends_E)
+        return _product(a_NI, w_EOI, ends_E)
     out = a_NI.new_empty(a_NI.shape[0], w_EOI.shape[1])
     start = 0
     for w_OI, end in zip(w_EOI, ends_E.tolist(), strict=True):
@@ -125,7 +146,7 @@ def _(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
 @torch.library.custom_op("moiety::outer_by_expert", mutates_args=())
 def outer_by_expert(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
     if not _refused(a_NI, g_NO):
-        return F.grouped_mm(g_NO.contiguous().t(), a_NI.contiguous(), offs=ends_E)
+        return _outer(g_NO, a_NI, ends_E)
     out = a_NI.new_empty(ends_E.shape[0], g_NO.shape[1], a_NI.shape[1])
     start = 0
     for out_OI, end in zip(out, ends_E.tolist(), strict=True):
