@@ -130,6 +130,16 @@ def test_one_seed_makes_a_result_without_intervals(tmp_path):
     assert result["claims"][0]["verdict"]["effect"] == 0
 
 
+def test_the_curve_of_one_seed_has_no_band(tmp_path):
+    study, store = make_study([]), Store(tmp_path)
+    (trial,) = make_trials(study, 1, ["a"])
+    store.finish(trial, {"accuracy": 0.5}, duration=1.0, versions={})
+    store.curve(trial).append(1, loss=0.5)
+    about = {"scale": "small", "plan": PLAN, "looks": [], "command": ""}
+    curve = summarise(study, store, [trial], **about)["curves"]["loss"]["a"]
+    assert curve == {"step": [1], "mean": [0.5], "low": [None], "high": [None]}
+
+
 def test_trials_that_have_not_ended_are_named(tmp_path):
     study = make_study()
     about = {"scale": "small", "plan": PLAN, "looks": [], "command": ""}

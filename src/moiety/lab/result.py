@@ -271,8 +271,12 @@ def _curve(seeds: Sequence[Mapping[int, Mapping[str, Any]]], name: str) -> dict[
     steps = _thin(sorted(set.intersection(*(set(column) for column in columns))))
     points = [_summary(dict(enumerate(column[step] for column in columns))) for step in steps]
     parts = ("mean", "low", "high")  # five digits: more than a plot shows, and a file stays small
-    curve = {part: [float(f"{point[part]:.5g}") for point in points] for part in parts}
+    curve = {part: [_digits(point[part]) for point in points] for part in parts}
     return {"step": steps, **curve} if steps else {}
+
+
+def _digits(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")  # an interval of one seed has no ends
 
 
 def _thin(items: Sequence[Any]) -> list[Any]:
