@@ -179,3 +179,41 @@ def test_checks_after_shares_of_the_steps():
     assert [step for step in range(1, 65) if recipe.at(step, recipe.checks)] == [1, 8, 32, 64]
     short = Recipe(steps=3, checks=(1 / 64, 1 / 8, 0.5))
     assert [step for step in range(1, 4) if short.at(step, short.checks)] == [1, 2, 3]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("router", ["noisy-top-k", "sigmoid-balanced", "perturbed-cosine"])
+def test_a_captured_step_is_the_step(router, tmp_path):
+    x, y = X.cuda(), Y.cuda()
+
+    def losses(capture, store, die_at=None):
+        model, calls = sparse(router).cuda(), 0
+
+        def loss(rows):
+            nonlocal calls
+            calls += 1
+            return F.cross_entropy(model(x[rows]), y[rows])
+
+        def tick(share):
+            if die_at is not None and share * 24 >= die_at:
+                raise Killed
+
+        trial = Trial("s", "a", 3, {})
+        words = {"curve": store.curve(trial), "checkpoint": store.checkpoint(trial)}
+        recipe = Recipe(steps=24, batch=16, points=24, checks=2)
+        train(
+            model, recipe, examples=90, seed=3, loss=loss, score=lambda: 0.0, capture=capture,
+            tick=tick, save_every=0.0, **words,
+        )  # fmt: skip
+        return calls, torch.tensor([row["loss"] for row in curve(store)])
+
+    calls, plain = losses(False, Store(tmp_path / "plain"))
+    assert calls == 24
+    calls, captured = losses(True, Store(tmp_path / "captured"))
+    assert calls < 24  # most steps were replayed
+    torch.testing.assert_close(captured, plain, atol=1e-4, rtol=1e-3)
+    store = Store(tmp_path / "killed")
+    with pytest.raises(Killed):
+        losses(True, store, die_at=11)
+    _, resumed = losses(True, store)
+    torch.testing.assert_close(resumed, captured, atol=1e-5, rtol=1e-4)

@@ -16,30 +16,37 @@ class Graph:
 
     graph: torch.cuda.CUDAGraph
     rows: Tensor  # where it reads which examples to take
+    generator: torch.Generator  # where its random numbers come from
+    result: Tensor | None  # what the step returns
 
-    def replay(self, rows: Tensor) -> None:
+    def replay(self, rows: Tensor) -> Tensor | None:
+        """Do the step; random numbers go on from those of the device, which it takes along."""
+        live = torch.cuda.default_generators[rows.device.index]
+        self.generator.set_state(live.get_state())
         self.rows.copy_(rows)
         self.graph.replay()
+        live.set_state(self.generator.get_state())
+        return None if self.result is None else self.result.clone()
 
 
-def capture(step: Callable[[Tensor], None], rows: Tensor, name: str) -> Graph | None:
+def capture(step: Callable[[Tensor], Tensor | None], rows: Tensor, name: str) -> Graph | None:
     """Capture a step that was run before; none, and a warning, where it waits for the host."""
     graph, rows = torch.cuda.CUDAGraph(), rows.clone()
-    generator = torch.cuda.default_generators[rows.device.index]
-    usual = generator.graphsafe_get_state()
+    live = torch.cuda.default_generators[rows.device.index]
     # A capture that fails leaves the generator's state unusable: let it be another one.
-    generator.graphsafe_set_state(generator.clone_state())
+    usual, own = live.graphsafe_get_state(), live.clone_state()
+    live.graphsafe_set_state(own)
     try:
         with torch.cuda.graph(graph):
-            step(rows)
+            result = step(rows)
     except RuntimeError as error:
         torch.cuda.synchronize()
         warnings.warn(
-            f"fit_many runs {name} without a CUDA graph, a few times slower, since its step waits "
-            f"for the host ({str(error).splitlines()[0]})",
+            f"{name} trains without a CUDA graph, a few times slower, since its step waits for the "
+            f"host ({str(error).splitlines()[0]})",
             stacklevel=2,
         )
         return None
     finally:
-        generator.graphsafe_set_state(usual)
-    return Graph(graph, rows)
+        live.graphsafe_set_state(usual)
+    return Graph(graph, rows, own, result)

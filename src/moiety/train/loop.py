@@ -26,7 +26,9 @@ from ..moe import MoE
 from ..watch import watch
 from .draws import step_seed
 from .fit import seeded
+from .graph import Graph, capture
 
+WARM = 3  # steps before one is captured, for what libraries set up once
 SHARE = 20  # a large model trains at least so many times as long as it is being saved
 
 
@@ -107,6 +109,7 @@ def train(
     checkpoint: Checkpoint | None = None,
     tick: Callable[[float], None] | None = None,
     save_every: float = 10.0,
+    capture: bool = False,
 ) -> Best:
     """Train a model, keep the best check, and say which one that was.
 
@@ -114,8 +117,10 @@ def train(
     score        on validation data, larger is better
     save_every   seconds between checkpoints, or more where saving is slow; 0: at each point of the
                  curve. When they are saved changes no bits
+    capture      on a GPU, repeat a step as one CUDA graph, where nothing in it waits for the host:
+                 `loss` must do the same to every batch. Its rounding differs from that without
     """
-    run = _Run(model, recipe, examples, seed, loss, score)
+    run = _Run(model, recipe, examples, seed, loss, score, capture)
     saved = checkpoint.load() if checkpoint else None
     device = next(model.parameters()).device
     with seeded(step_seed(seed, 0), device):
@@ -151,15 +156,23 @@ class _Run:
         seed: int,
         loss: Callable[[Tensor], Tensor],
         score: Callable[[], float],
+        capture: bool,
     ) -> None:
         self.model, self.recipe, self.seed = model, recipe, seed
         self.loss, self.score = loss, score
         self.routed = any(isinstance(part, MoE) for part in model.modules())
-        trained = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(trained, lr=recipe.lr, weight_decay=recipe.weight_decay)
-        self.trained, self.device = trained, trained[0].device
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.device = self.trained[0].device
+        self.capture = capture and self.device.type == "cuda"
+        self.graph: Graph | None = None
+        self.lr: float | Tensor = recipe.lr
+        if self.capture:  # where a captured step can read it anew
+            self.lr = torch.tensor(recipe.lr, device=self.device)
+        words: dict[str, Any] = {"weight_decay": recipe.weight_decay, "capturable": self.capture}
+        self.optimizer = torch.optim.AdamW(self.trained, lr=self.lr, **words)
         self.examples, self.batch = examples, min(recipe.batch, examples)
         self.step, self.losses = 0, []  # type: tuple[int, list[Tensor]]
+        self.taken = 0  # steps, since the training began or went on
         self.best, self.weights = Best(-math.inf, 0), {}  # type: tuple[Best, dict[str, Tensor]]
         self.epoch, self.order = -1, torch.empty(0)
 
@@ -168,15 +181,25 @@ class _Run:
     def advance(self) -> None:
         """Take the next step."""
         self.model.train()
+        rate, rows = self.recipe.rate(self.step + 1), self.rows(self.step)
+        self.lr = self.lr.fill_(rate) if isinstance(self.lr, Tensor) else rate
         for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate(self.step + 1)
-        loss = self.full_loss(self.rows(self.step))
+            group["lr"] = self.lr
+        if self.capture and self.taken == WARM:
+            self.graph = capture(self.update, rows, type(self.model).__name__)
+        loss = self.graph.replay(rows) if self.graph else self.update(rows)
+        assert loss is not None
+        self.step, self.taken = self.step + 1, self.taken + 1
+        self.losses.append(loss)  # read at the next point: a GPU need not wait
+
+    def update(self, rows: Tensor) -> Tensor:
+        """The update by some examples; their loss before it."""
+        loss = self.full_loss(rows)
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.trained, self.recipe.clip)
         self.optimizer.step()
-        self.step += 1
-        self.losses.append(loss.detach())  # read at the next point: a GPU need not wait
+        return loss.detach()
 
     def full_loss(self, rows: Tensor) -> Tensor:
         """The loss of the task and of the routers."""
