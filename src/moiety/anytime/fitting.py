@@ -1,0 +1,232 @@
+"""`Fit`: the training of one model in one phase, which may be killed and goes on to the same bits.
+
+fit = Fit(model, Training(epochs=20), train, validation, seed=3)
+fit.run()                                # the best weights on validation are left in the model
+
+Order and random numbers of a step follow from seed and step, as in `train.fit_many`: batches in the
+order of `train.fit`, and `step_seed(seed, step)` before each step. So a state needs neither.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from ..moe import MoE
+from ..train.draws import step_seed
+from ..train.fit import _batches, seeded
+from ..watch import watch
+from .data import Examples
+
+METHODS: dict[str, tuple[Any, float]] = {  # and their usual learning rates
+    "adadelta": (torch.optim.Adadelta, 1.0),
+    "sgd": (torch.optim.SGD, 0.01),
+    "adam": (torch.optim.Adam, 1e-3),
+    "adamw": (torch.optim.AdamW, 1e-3),
+}
+SHARE = 20  # a large model trains at least so many times as long as it is being saved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a phase trains; the defaults are those of ALMA for MNIST (digest 4, section 4.3).
+
+    For CIFAR-10: method="sgd", options={"momentum": 0.9, "weight_decay": 1e-4}, augment=crop_flip.
+    """
+
+    method: str = "adadelta"  # or "sgd", "adam", "adamw", as in torch.optim
+    lr: float | None = None  # None: the usual one of the method
+    options: Mapping[str, Any] = field(default_factory=dict)  # the other arguments of the method
+    batch: int = 128
+    epochs: int = 100  # at most, in a phase
+    steps: int | None = None  # at most, in a phase
+    patience: int = 25  # epochs without a gain, after which a phase ends
+    min_gain: float = 0.001  # of the score on validation, for an epoch to be the best so far
+    score: Literal["accuracy", "loss"] = "accuracy"  # what validation is about
+    clip: float | None = None  # the largest norm of the gradient
+    augment: Callable[[Tensor], Tensor] | None = None  # of the inputs of a training batch
+    eval_batch: int = 256
+    save_every: float = 10.0  # seconds between checkpoints; 0: after each step
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        for name in ("batch", "epochs", "steps", "patience", "eval_batch"):
+            count = getattr(self, name)
+            if count is not None and (not isinstance(count, int) or count < 1):
+                raise ValueError(f"{name} must be a whole number, at least 1, got {count!r}")
+        if self.score not in ("accuracy", "loss"):
+            raise ValueError(f'score must be "accuracy" or "loss", got {self.score!r}')
+        try:
+            self.optimizer([nn.Parameter(torch.zeros(1))])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.method} does not take lr and options: {error}") from None
+
+    def optimizer(self, parameters: Any) -> Optimizer:
+        """A fresh optimizer."""
+        make, usual = METHODS[self.method]
+        return make(parameters, lr=usual if self.lr is None else self.lr, **self.options)
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The cross entropy of classes or tokens, and the losses of routers."""
+    if not any(isinstance(part, MoE) for part in model.modules()):
+        return _cross_entropy(model(x), y)
+    with watch(model) as routes:
+        loss = _cross_entropy(model(x), y)
+        return loss + routes.loss().to(loss.device)
+
+
+def _cross_entropy(logits: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction=reduction)
+
+
+@torch.no_grad()
+def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The loss of each example, or of each token, of a batch."""
+    return _cross_entropy(model(x), y, reduction="none")
+
+
+class Fit:
+    """A training in flight."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        training: Training,
+        train: Examples,
+        validation: Examples,
+        seed: int,
+        carried: Mapping[str, Any] | None = None,
+    ) -> None:
+        if len(train) == 0:
+            raise ValueError("there is nothing to train on: the phase has no training examples")
+        self.model, self.training, self.seed = model, training, seed
+        self.device = next(model.parameters()).device
+        self.train, self.validation = train.to(self.device), validation.to(self.device)
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = training.optimizer(self.trained)
+        if carried is not None:
+            self.optimizer.load_state_dict(copy.deepcopy(dict(carried)))
+        self.per_epoch = math.ceil(len(train) / training.batch)
+        self.last = min(training.epochs * self.per_epoch, training.steps or math.inf)
+        self.step = self.checks = self.bad = 0
+        self.best: float | None = None  # the score of the weights that are kept
+        self.kept: dict[str, Any] = {}
+        self.losses: list[Tensor] = []
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        return self.step >= self.last or self.bad >= self.training.patience
+
+    def run(
+        self,
+        save: Callable[[], None] | None = None,
+        tick: Callable[[float], None] | None = None,
+    ) -> None:
+        """Train to the end; `save` is called now and then, and what it saved leads to the same."""
+        batches = _batches(len(self.train), self.training.batch, self.training.epochs, self.seed)
+        last, pause = time.monotonic(), self.training.save_every
+        with seeded(self.seed, self.device):
+            for rows in islice(batches, self.step, None):
+                if self.over:
+                    break
+                self._advance(rows)
+                if self.step % self.per_epoch == 0 or self.step >= self.last:
+                    self._check()
+                if save and (start := time.monotonic()) - last >= pause:
+                    save()
+                    last = time.monotonic()
+                    pause = pause and max(self.training.save_every, SHARE * (last - start))
+                if tick:
+                    tick(self.step / self.last)
+        self._finish()
+
+    def _advance(self, rows: Tensor) -> None:
+        self.step += 1
+        torch.manual_seed(step_seed(self.seed, self.step))
+        batch = self.train.take(rows)
+        x = batch.x if self.training.augment is None else self.training.augment(batch.x)
+        self.model.train()
+        loss = loss_of(self.model, x, batch.y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        if self.training.clip is not None:
+            nn.utils.clip_grad_norm_(self.trained, self.training.clip)
+        self.optimizer.step()
+        self.losses.append(loss.detach())  # read at the end of the epoch: a GPU need not wait
+
+    def _check(self) -> None:
+        """Measure validation after an epoch; keep the weights where they gained."""
+        mean = float(torch.stack(self.losses).double().mean())
+        self.losses = []
+        if not math.isfinite(mean):
+            raise ValueError(f"the loss became {mean} before step {self.step}: lower lr")
+        if len(self.validation) == 0:
+            return
+        score = self._score()
+        self.checks += 1
+        if self.best is None or score > self.best + self.training.min_gain:
+            self.best, self.bad = score, 0
+            self.kept = copy.deepcopy(self._weights())
+        else:
+            self.bad += 1
+
+    @torch.no_grad()
+    def _score(self) -> float:
+        """Accuracy, or minus the loss, on validation: larger is better."""
+        self.model.eval()
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        rows = self.training.eval_batch
+        for x, y in zip(self.validation.x.split(rows), self.validation.y.split(rows)):
+            if self.training.score == "loss":
+                total -= losses_of(self.model, x, y).double().sum()
+            else:
+                total += (self.model(x).argmax(-1) == y).sum()
+        return float(total) / self.validation.y.numel()
+
+    def _finish(self) -> None:
+        if self.kept:
+            self.model.load_state_dict(self.kept["model"])
+            self.optimizer.load_state_dict(self.kept["optimizer"])
+        self.optimizer.zero_grad()
+        self.model.eval()
+
+    # -- what was done, and how to go on ---------------------------------------------------------
+
+    def batches(self) -> dict[int, int]:
+        """How many steps were taken with batches of each size."""
+        rest = len(self.train) - (self.per_epoch - 1) * self.training.batch
+        epochs, begun = divmod(self.step, self.per_epoch)
+        sizes = {min(self.training.batch, len(self.train)): epochs * (self.per_epoch - 1) + begun}
+        sizes[rest] = sizes.get(rest, 0) + epochs
+        return {size: steps for size, steps in sizes.items() if steps}
+
+    def _weights(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next step depends on, besides the weights of the model."""
+        counts = {name: getattr(self, name) for name in ("step", "checks", "bad", "best")}
+        losses = torch.stack(self.losses) if self.losses else torch.empty(0)
+        return {**counts, "losses": losses, "kept": self.kept, "now": self.optimizer.state_dict()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; the model has its weights already."""
+        for name in ("step", "checks", "bad", "best"):
+            setattr(self, name, state[name])
+        self.losses = list(state["losses"].to(self.device))
+        self.kept = dict(state["kept"])
+        self.optimizer.load_state_dict(state["now"])

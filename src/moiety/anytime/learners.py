@@ -1,0 +1,129 @@
+"""Learners of fixed size by name: one model, an ensemble, a uniform mixture.
+
+learner("single", lambda seed: MLP(64))                       # SM
+learner("ensemble", lambda seed: MLP(64), members=3)          # Ens: losses of their own
+learner("mixture", lambda seed: MLP(64), members=3)           # UMix: one loss on mean logits
+
+With members = 1 the three are equal to the bit. The ones that grow are in `growing` and `trees`.
+(ALMA, Caccia et al. 2022; digest 4, section 3.2. Its code sums the logits of UMix and averages
+those of its growing ensemble; here, as in its text, logits are averaged and so are probabilities.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .base import Learner, Phase
+
+
+class Single(Learner):
+    """One model.
+
+    start   "warm": each phase goes on from the weights of the last; "scratch": from new ones
+    """
+
+    name = "single"
+
+    def __init__(
+        self,
+        model: Callable[[int], nn.Module],
+        *,
+        start: Literal["warm", "scratch"] = "warm",
+        **common: Any,
+    ) -> None:
+        if start not in ("warm", "scratch"):
+            raise ValueError(f'start must be "warm" or "scratch", got {start!r}')
+        if start == "scratch" and common.get("optimizer") == "carry":
+            raise ValueError('optimizer="carry" goes with start="warm": new weights have no past')
+        self.start = start
+        super().__init__(model, **common)
+
+    def begin(self, phase: Phase) -> None:
+        if self.start == "scratch":
+            self.models = [self.build(i, self.phases) for i in range(len(self.models))]
+
+
+class Ensemble(Single):
+    """Models with losses, orders and best weights of their own; their probabilities are averaged.
+
+    members   how many
+    """
+
+    name = "ensemble"
+
+    def __init__(
+        self, model: Callable[[int], nn.Module], *, members: int = 3, **common: Any
+    ) -> None:
+        if not isinstance(members, int) or members < 1:
+            raise ValueError(f"members must be a whole number, at least 1, got {members!r}")
+        self.members = members
+        super().__init__(model, **common)
+
+    def count(self) -> int:
+        return self.members
+
+
+class Mixture(Ensemble):
+    """Models trained by one loss on the mean of their logits.
+
+    So the gradient of a member depends on the answers of the others.
+    """
+
+    name = "mixture"
+
+    def count(self) -> int:
+        return 1  # the mean of all members is one model
+
+    def build(self, i: int, phase: int = 0) -> nn.Module:
+        return Mean([super(Mixture, self).build(member, phase) for member in range(self.members)])
+
+
+class Mean(nn.Module):
+    """The mean of the logits of some models."""
+
+    def __init__(self, members: list[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([member(x) for member in self.members]).mean(0)
+
+
+def learners() -> dict[str, type[Learner]]:
+    """All learners by name: every subclass of `Learner` with a name of its own is one."""
+    from . import growing, trees  # noqa: F401  # those that grow are built on these
+
+    found: dict[str, type[Learner]] = {}
+    todo = [Learner]
+    while todo:
+        for kind in todo.pop().__subclasses__():
+            todo.append(kind)
+            if "name" in vars(kind):
+                found[kind.name] = kind
+    return found
+
+
+def learner(name: str, model: Callable[[int], nn.Module], **options: Any) -> Learner:
+    """Make a learner by name; `model` makes a model from a seed.
+
+    Options of all: seed, device, training (a `Training`), optimizer ("fresh" or "carry"). The
+    others are those of its class: `print(learners()[name].__doc__)`.
+    """
+    known = learners()
+    if name not in known:
+        near = get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise ValueError(f"no learner is named {name!r}{hint} Names: {', '.join(sorted(known))}")
+    try:
+        return known[name](model, **options)
+    except TypeError as error:
+        if "unexpected keyword" not in str(error):
+            raise
+        word = str(error).rsplit(" ", 1)[-1]
+        raise ValueError(f"learner {name!r} has no option {word}") from None
