@@ -1,6 +1,6 @@
 """The models of ALMA's image streams: an MLP and a narrow VGG19, plain and with soft tree gates.
 
-learner("single", lambda seed: MLP(64))                   # images [N, 1, 28, 28], bytes or floats
+learner("single", lambda seed: MLP(64))                   # standardised images [N, 1, 28, 28]
 learner("growing-moe", lambda seed: TreeVGG19(16))
 
 (Caccia et al. 2022; digest 4, section 4.2.) The mixtures start with one expert a layer, as in the
@@ -9,7 +9,6 @@ paper (its code starts with two), and are then the plain models with the same we
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -21,25 +20,7 @@ from ..moe import MoE
 from ..routing.tree import Tree
 
 CONVOLUTIONS = (2, 2, 4, 4, 4)  # of VGG19's blocks
-MNIST = ((0.1307,), (0.3081,))
-CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 SIDE = 4  # a convolutional gate sees its input pooled to 4 × 4
-
-
-class Pixels(nn.Module):
-    """Bytes to floats of mean 0 and spread 1 in each channel; floats are taken as they are."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        super().__init__()
-        for name, values in (("mean", mean), ("std", std)):
-            column = torch.tensor(list(values)).view(-1, 1, 1)
-            self.register_buffer(name, column, persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x / 255 - self.mean) / self.std if x.dtype == torch.uint8 else x
 
 
 class MLP(nn.Sequential):
@@ -47,7 +28,7 @@ class MLP(nn.Sequential):
 
     def __init__(self, width: int, *, inputs: int = 784, classes: int = 10) -> None:
         hidden = [self.hidden(n, m) for n, m in pairwise((inputs, width, width))]
-        super().__init__(Pixels(*MNIST), nn.Flatten(), *hidden, nn.Linear(width, classes))
+        super().__init__(nn.Flatten(), *hidden, nn.Linear(width, classes))
 
     def hidden(self, inputs: int, outputs: int) -> nn.Module:
         """A hidden layer."""
@@ -74,9 +55,8 @@ class VGG19(nn.Sequential):
         blocks: list[nn.Module] = [_block(channels, width, CONVOLUTIONS[0])]
         for number, convolutions in enumerate(CONVOLUTIONS[1:], start=1):
             blocks.append(self.block(width, side >> number, convolutions))
-        pixels = Pixels(*(CIFAR10 if channels == 3 else MNIST))
         head = nn.Linear(width * (side // 32) ** 2, classes)
-        super().__init__(pixels, *blocks, nn.Flatten(), head)
+        super().__init__(*blocks, nn.Flatten(), head)
 
     def block(self, width: int, side: int, convolutions: int) -> nn.Module:
         """A block but the first, for inputs of this side."""
@@ -128,13 +108,12 @@ class PooledTree(Tree):
         return super().scores(F.adaptive_avg_pool2d(images, SIDE).flatten(1))
 
 
-def crop_flip(x: Tensor, padding: int = 4) -> Tensor:
+def crop_flip(x: Tensor, padding: int = 4, fill: float = -1.9) -> Tensor:
     """Shift each image by up to `padding` pixels and mirror half of them; `Training(augment=…)`.
 
-    What is shifted in is black: zero for bytes, −1.9 for normalised floats, as in ALMA's code.
+    What is shifted in has the value `fill`: about black where pixels are standardised.
     """
     n, side, device = len(x), x.shape[-1], x.device
-    fill = 0 if x.dtype == torch.uint8 else -1.9
     wide = F.pad(x, [padding] * 4, value=fill)
     down, right = torch.randint(2 * padding + 1, (2, n, 1), device=device)
     pixels = torch.arange(side, device=device)

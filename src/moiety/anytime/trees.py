@@ -25,8 +25,6 @@ from .fitting import losses_of
 class GrowingLayers(Learner):
     """What both growing mixtures share: when, which experts, and how a state is rebuilt."""
 
-    every: int
-    count_copied: int
     how: Literal["family", "rows"] = "family"
 
     def __init__(
