@@ -3,9 +3,9 @@
 `torch.nn.functional.grouped_mm` does it in one kernel where it can. It takes no float64, only
 widths that are multiples of 16 bytes, no expanded gradient, no forward-mode AD, and compiles only
 in bf16 (torch 2.11 to 2.13). `grouped_mm` here lifts these limits: what the library's kernel
-refuses goes through a custom op of ours that multiplies expert by expert. (Forward-mode AD is the
-`dense` backend's: torch.compile refuses a function that brings its own.) In float32 on a GPU the
-library does that too, and waits for the host; there our own kernels are used.
+refuses goes through a custom op of ours that multiplies expert by expert. In float32 on a GPU the
+library does so itself, and waits for the host; there the op has kernels (kernels.py). (Forward-mode
+AD is the `dense` backend's: torch.compile refuses a function that brings its own.)
 
 Rows past `ends_E[-1]` come back uninitialised: nothing may read them.
 """
@@ -48,9 +48,19 @@ def native(dtype: torch.dtype, device: torch.device, *widths: int) -> str | None
     return None
 
 
-def _refused(a: Tensor, b: Tensor) -> bool:
-    """Whether the library's kernel refuses these rows and their other factor."""
-    return native(a.dtype, a.device, a.shape[1], *b.shape[1:]) is not None
+def _by_library(a: Tensor, b: Tensor) -> bool:
+    """Whether the library's kernel multiplies these rows with their other factor."""
+    return not _own(a) and native(a.dtype, a.device, a.shape[1], *b.shape[1:]) is None
+
+
+def _own(t: Tensor) -> bool:
+    """Whether our kernels do: in float32 on a GPU, where the library's wait for the host."""
+    return t.is_cuda and t.dtype == torch.float32 and HAVE_TRITON
+
+
+def _dense_rows(t: Tensor) -> Tensor:
+    """grouped_mm refuses a gradient that was expanded (the gradient of a sum, for example)."""
+    return t.contiguous()
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -64,8 +74,8 @@ class _Product(torch.autograd.Function):
     def forward(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
         if a_NI.shape[0] == 0:
             return a_NI.new_zeros(0, w_EOI.shape[1])
-        if not _refused(a_NI, w_EOI):
-            return _product(a_NI, w_EOI, ends_E)
+        if _by_library(a_NI, w_EOI):
+            return F.grouped_mm(_dense_rows(a_NI), w_EOI.transpose(1, 2), offs=ends_E)
         return product_by_expert(a_NI, w_EOI, ends_E)
 
     @staticmethod
@@ -88,8 +98,8 @@ class _Outer(torch.autograd.Function):
     def forward(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
         if a_NI.shape[0] == 0:
             return a_NI.new_zeros(ends_E.shape[0], g_NO.shape[1], a_NI.shape[1])
-        if not _refused(a_NI, g_NO):
-            return _outer(g_NO, a_NI, ends_E)
+        if _by_library(a_NI, g_NO):
+            return F.grouped_mm(_dense_rows(g_NO).t(), _dense_rows(a_NI), offs=ends_E)
         return outer_by_expert(g_NO, a_NI, ends_E)
 
     @staticmethod
@@ -104,32 +114,14 @@ class _Outer(torch.autograd.Function):
         return dg, da, None
 
 
-def _product(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
-    """By the kernel in one launch. (The library's refuses an expanded gradient, as of a sum.)"""
+@torch.library.custom_op("moiety::product_by_expert", mutates_args=())
+def product_by_expert(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
     if _own(a_NI):
         from . import kernels
 
         return kernels.product(a_NI, w_EOI, ends_E)
-    return F.grouped_mm(a_NI.contiguous(), w_EOI.transpose(1, 2), offs=ends_E)
-
-
-def _outer(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
-    if _own(a_NI):
-        from . import kernels
-
-        return kernels.outer(g_NO, a_NI, ends_E)
-    return F.grouped_mm(g_NO.contiguous().t(), a_NI.contiguous(), offs=ends_E)
-
-
-def _own(t: Tensor) -> bool:
-    """Whether our kernels are better: in float32 the library's waits for the host."""
-    return t.is_cuda and t.dtype == torch.float32 and HAVE_TRITON
-
-
-@torch.library.custom_op("moiety::product_by_expert", mutates_args=())
-def product_by_expert(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
-    if not _refused(a_NI, w_EOI):  # compiled code comes here in fp32, where eager can do it
-        return _product(a_NI, w_EOI, ends_E)
+    if _by_library(a_NI, w_EOI):  # compiled code comes here in fp32, where eager can do it
+        return F.grouped_mm(_dense_rows(a_NI), w_EOI.transpose(1, 2), offs=ends_E)
     out = a_NI.new_empty(a_NI.shape[0], w_EOI.shape[1])
     start = 0
     for w_OI, end in zip(w_EOI, ends_E.tolist(), strict=True):
@@ -145,8 +137,12 @@ def _(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
 
 @torch.library.custom_op("moiety::outer_by_expert", mutates_args=())
 def outer_by_expert(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
-    if not _refused(a_NI, g_NO):
-        return _outer(g_NO, a_NI, ends_E)
+    if _own(a_NI):
+        from . import kernels
+
+        return kernels.outer(g_NO, a_NI, ends_E)
+    if _by_library(a_NI, g_NO):
+        return F.grouped_mm(_dense_rows(g_NO).t(), _dense_rows(a_NI), offs=ends_E)
     out = a_NI.new_empty(ends_E.shape[0], g_NO.shape[1], a_NI.shape[1])
     start = 0
     for out_OI, end in zip(out, ends_E.tolist(), strict=True):

@@ -145,6 +145,7 @@ study = Study(
     },
     claims=CLAIMS,
     varies=("true mixture", "data", "starts of the fits"),
+    along="Points n",
     deviations=[
         "all settings are ours: of the paper we hold the abstract alone, which has none",
         "the slow rate of the paper is over all mixtures; we look along a few families of them, so "
