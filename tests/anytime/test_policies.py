@@ -14,7 +14,7 @@ from moiety.anytime.policies import (
     View,
     read_replay,
     read_wait,
-    row_keys,
+    draw_keys,
 )
 
 
@@ -146,7 +146,7 @@ def test_a_reservoir_is_a_uniform_sample_of_all_rows_seen():
     for seed in range(600):  # 3 mega-batches of 2 rows each, one after another; 2 are kept
         memory, rows = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.long)
         for number in range(3):
-            memory = torch.cat([memory, row_keys(seed, number, 2, "train")])
+            memory = torch.cat([memory, draw_keys(seed, number, 2)])
             rows = torch.cat([rows, torch.arange(2) + 2 * number])
             kept = Reservoir(2).keep(memory, seed, number)
             memory, rows = memory[kept], rows[kept]
@@ -155,6 +155,7 @@ def test_a_reservoir_is_a_uniform_sample_of_all_rows_seen():
     assert (counts - 200).abs().max() < 50
 
 
-def test_the_keys_of_training_and_validation_rows_differ():
-    assert not row_keys(0, 1, 4, "train").equal(row_keys(0, 1, 4, "validation"))
-    assert row_keys(0, 1, 4, "train").equal(row_keys(0, 1, 4, "train"))
+def test_the_keys_of_a_mega_batch_are_its_own_and_come_again():
+    assert draw_keys(0, 1, 4).equal(draw_keys(0, 1, 4))
+    assert not draw_keys(0, 1, 4).equal(draw_keys(0, 2, 4))
+    assert not draw_keys(0, 1, 4).equal(draw_keys(1, 1, 4))

@@ -166,7 +166,7 @@ class NoReplay:
     """Train on what is new only."""
 
     def keep(self, keys: Tensor, seed: int, phase: int) -> Tensor:
-        """The positions of the memory (its rows' keys: `[M]`) that a phase uses again."""
+        """The positions of the rows (their keys: `[M]`) of a phase that the next one uses again."""
         return torch.empty(0, dtype=torch.long)
 
     def __str__(self) -> str:
@@ -175,9 +175,9 @@ class NoReplay:
 
 @dataclass(frozen=True)
 class Fraction:
-    """A share r of the memory is drawn anew for each phase; with the new data it is the next one.
+    """A share r of all that a phase used, new and replayed, is drawn for the next phase.
 
-    Old data fade: of a row that is k phases old a share r^k is left. 1 keeps everything.
+    Old data fade: of the rows that came k phases ago a share r^k is left. 1 keeps everything.
     """
 
     r: float
@@ -197,7 +197,7 @@ class Fraction:
 
 @dataclass(frozen=True)
 class Reservoir:
-    """A uniform sample of `rows` of all that was seen before the phase.
+    """A uniform sample of `rows` of all that was seen before a phase.
 
     Every row has a random key of its own, and those with the smallest keys are the sample: it does
     not depend on how the rows came in phases.
@@ -237,8 +237,7 @@ def read_replay(words: str | float | Replay) -> Replay:
     return Fraction(number) if number else NoReplay()
 
 
-def row_keys(seed: int, number: int, rows: int, split: str) -> Tensor:
+def draw_keys(seed: int, number: int, rows: int) -> Tensor:
     """The random keys of a mega-batch's rows `[rows]`: the same whenever they are asked for."""
-    place = 2 * number + (split == "validation")
-    generator = torch.Generator().manual_seed(step_seed(seed, place))
+    generator = torch.Generator().manual_seed(step_seed(seed, number))
     return torch.rand(rows, generator=generator, dtype=torch.float64)
