@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..data import Problem, Split
+from ..train.draws import step_seed
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,14 @@ class Batch:
         return len(self.train) + len(self.validation)
 
 
-def generator(*numbers: int) -> torch.Generator:
-    """A generator that depends on every one of the numbers, the same on every machine."""
-    digest = hashlib.sha256(repr(numbers).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+def shuffled(rows: int, seed: int, number: int) -> Tensor:
+    """Row numbers in the order that a seed gives to a mega-batch (0: to the whole data set)."""
+    generator = torch.Generator().manual_seed(step_seed(seed, number))
+    return torch.randperm(rows, generator=generator)
 
 
-def split_rows(rows: int, validation: float, *numbers: int) -> tuple[Tensor, Tensor]:
-    """Row numbers for training and for validation, drawn by `numbers` (seed, mega-batch).
+def split_rows(rows: int, validation: float, seed: int, number: int) -> tuple[Tensor, Tensor]:
+    """Row numbers of a mega-batch for training and for validation.
 
     Both get at least one row wherever `validation` is not 0.
     """
@@ -99,7 +100,7 @@ def split_rows(rows: int, validation: float, *numbers: int) -> tuple[Tensor, Ten
     held = max(1, round(rows * validation)) if validation else 0
     if rows - held < 1:
         raise ValueError(f"a mega-batch needs {held + 1} examples or more, got {rows}; add some")
-    order = torch.randperm(rows, generator=generator(*numbers))
+    order = shuffled(rows, seed, number)
     return order[held:].sort().values, order[:held].sort().values
 
 
