@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ..grow import Growth, grow
 from ..moe import MoE
@@ -50,14 +51,10 @@ class GrowingLayers(Learner):
         """Raise where these layers cannot grow in this way."""
 
     def _grow(self, phase: Phase) -> dict[str, Any]:
-        model, carried = self.models[0], self.carried[0]
-        optimizer = None
-        if carried is not None:
-            optimizer = self.training.optimizer(p for p in model.parameters() if p.requires_grad)
-            optimizer.load_state_dict(carried)
+        optimizer = self._carried_optimizer()
         routes, losses = self._look(phase)
         grown = grow(
-            model,
+            self.models[0],
             optimizer,
             by="loss" if self.split == "loss" else "usage",
             routes=routes,
@@ -65,9 +62,29 @@ class GrowingLayers(Learner):
             count=self.copies,
             how=self.how,
         )
-        self.carried[0] = None if optimizer is None else optimizer.state_dict()
+        if optimizer is not None:
+            self._carry(optimizer)
         self.history.append({one.layer: one.parents for one in grown})
         return {"layers": [_plain(one) for one in grown]}
+
+    def _carried_optimizer(self) -> Optimizer | None:
+        """The optimizer of the last phase, where its state is carried on."""
+        if self.carried[0] is None:
+            return None
+        optimizer = self.training.optimizer(_learned(self.models[0]))
+        optimizer.load_state_dict(self.carried[0])
+        return optimizer
+
+    def _carry(self, grown: Optimizer) -> None:
+        """Note the state of a grown optimizer in the order of the model's parameters.
+
+        Growth appends parameters to it; the next phase numbers them as the model lists them.
+        """
+        ordered = self.training.optimizer(_learned(self.models[0]))
+        for p in _learned(self.models[0]):
+            if p in grown.state:
+                ordered.state[p] = grown.state[p]
+        self.carried[0] = ordered.state_dict()
 
     @torch.no_grad()
     def _look(self, phase: Phase) -> tuple[Routes, list[torch.Tensor]]:
@@ -156,16 +173,21 @@ class GrowingSwitch(GrowingLayers):
 
     @property
     def exact(self) -> bool:
-        layers = moe_layers(self.models[0]).values()
-        # A dense gate has one expert more to limit; a family shares the capacity it had.
+        # A family shares the capacity it had; but a copy under a dense gate halves the weights by
+        # which tokens with "priority" go first.
         return self.how == "family" and not any(
-            layer.router.dense and layer.capacity_factor is not None for layer in layers
+            layer.router.dense and layer.overflow == "priority"
+            for layer in moe_layers(self.models[0]).values()
         )
 
     def check(self, layers: Mapping[str, MoE]) -> None:
         for layer in layers.values():
             if self.how == "rows":
                 layer.router.check_rows()
+
+
+def _learned(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 def _plain(one: Growth) -> dict[str, Any]:
