@@ -2,6 +2,7 @@
 
 from .data import Batch, Examples, problem_examples, row_keys, token_blocks
 from .journal import Entry, Journal
+from .readers import Reader
 from .stream import Folder, Seen, Stream, cut
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Examples",
     "Folder",
     "Journal",
+    "Reader",
     "Seen",
     "Stream",
     "cut",

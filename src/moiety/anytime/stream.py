@@ -31,6 +31,8 @@ from .arrivals import DONE, Incomplete, candidates, prove
 from .data import Batch, Examples, problem_examples, shuffled, split_rows
 from .journal import Entry, Journal, Stamp
 
+REST = 1.0  # seconds more than `settle` after which a refusal is remembered
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -241,7 +243,7 @@ class Folder(Stream):
             with contextlib.suppress(OSError):
                 stamps.append(Stamp.of(each))
         newest = max((stamp.changed for stamp in stamps), default=0)
-        settling = time.time() - newest / 1e9 < (self.settle or 0) + 1
+        settling = time.time() - newest / 1e9 < (self.settle or 0) + REST
         return None if settling or any(stamp.fresh for stamp in stamps) else tuple(stamps)
 
     def _form(self) -> None:
