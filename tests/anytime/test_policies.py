@@ -12,9 +12,9 @@ from moiety.anytime.policies import (
     NoReplay,
     Reservoir,
     View,
+    draw_keys,
     read_replay,
     read_wait,
-    draw_keys,
 )
 
 

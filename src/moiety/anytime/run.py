@@ -167,7 +167,6 @@ class _Run:
             self.learner.load(state)
             if card["t"] == self.t + 1:
                 self.ledger.append(card["line"])
-                self.checkpoint.remove()
         newest = numbers[-1] if numbers else 0
         if (
             newest != self.phase
@@ -178,6 +177,8 @@ class _Run:
                 f"{self.out} does not fit together (phase {self.phase} of the ledger, version "
                 f"{newest}, {self.stream.known()} mega-batches); restore it, or use another folder"
             )
+        if len(self.records.lines) == self.phase:  # no phase was under way
+            self.checkpoint.remove()
         done = self.records.lines[: self.phase]
         for record in done if str(self.words["replay"]) != "none" else []:
             self.memory.use(record["phase"], [self.stream[n] for n in record["numbers"]])

@@ -54,6 +54,8 @@ class Versions:
 
     def repair(self) -> None:
         """Make the newest version current and clear up, whatever a kill left undone."""
+        for leftover in self.current.parent.glob(".*.tmp"):
+            leftover.unlink()
         for leftover in self.folder.glob(".*.tmp"):
             shutil.rmtree(leftover)
         if not (numbers := self.numbers()):
@@ -61,7 +63,6 @@ class Versions:
         target = f"versions/{numbers[-1]:04d}"
         if not self.current.is_symlink() or os.readlink(self.current) != target:
             beside = self.current.with_name(".current.tmp")
-            beside.unlink(missing_ok=True)
             os.symlink(target, beside)
             os.replace(beside, self.current)
             _sync(self.current.parent)
@@ -111,20 +112,13 @@ class Checkpoint:
         self.path = path
 
     def save(self, state: Mapping[str, Any]) -> None:
-        self._clear_up()
         write_state(self.path, state)
 
     def load(self) -> dict[str, Any] | None:
         return read_state(self.path) if self.path.exists() else None
 
     def remove(self) -> None:
-        self._clear_up()
         self.path.unlink(missing_ok=True)
-
-    def _clear_up(self) -> None:
-        """Remove what a kill in the middle of a save left."""
-        for leftover in self.path.parent.glob(f".{self.path.name}.*.tmp"):
-            leftover.unlink()
 
 
 def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
