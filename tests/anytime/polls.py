@@ -1,4 +1,4 @@
-"""Children that poll a folder and are killed, while their parent fills it: `test_stream` runs it.
+"""Children that poll a folder and are killed, while their parent fills it: `test_folder` runs it.
 
 python polls.py FOLDER OUT KILLS
 

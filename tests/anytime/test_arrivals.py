@@ -87,6 +87,13 @@ def test_a_flipped_bit_is_found(tmp_path, name):
         prove(path)
 
 
+def test_a_parquet_footer_that_cannot_be_is_damaged(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1" + (9).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(Incomplete, match="footer is longer than the file"):
+        prove(path)
+
+
 def test_a_gzip_file_with_something_after_it_is_damaged(tmp_path):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(CSV) + b"and more")

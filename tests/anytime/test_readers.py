@@ -176,6 +176,18 @@ def test_another_kind_of_file_is_refused(tmp_path, read):
             Reader()(tmp_path / name)
 
 
+def test_a_late_mega_batch_read_first_after_a_restart_has_the_form_of_the_first(tmp_path):
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    for name, rows in {"a": FIRST, "b": [(age + 7, "Ulm", "no") for age, *_ in FIRST]}.items():
+        text = csv(tmp_path / "plain", rows).read_bytes()
+        (inbox / f"{name}.csv.gz").write_bytes(gzip.compress(text))
+    stream = Folder(inbox, tmp_path / "journal.jsonl", Reader(target="label"))
+    stream.poll()
+    again = Folder(inbox, tmp_path / "journal.jsonl", Reader(target="label"))
+    assert torch.equal(again[2].train.x, stream[2].train.x)
+
+
 def test_a_folder_refuses_what_does_not_fit_and_goes_on(tmp_path):
     inbox = tmp_path / "inbox"
     inbox.mkdir()

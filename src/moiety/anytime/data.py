@@ -141,5 +141,5 @@ def row_keys(examples: Examples) -> set[bytes]:
 
     row_keys(test) & row_keys(batch.train)
     """
-    rows = examples.x.detach().cpu().contiguous().flatten(1).numpy()
+    rows = examples.x.detach().cpu().unsqueeze(-1).flatten(1).numpy()
     return {hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows}

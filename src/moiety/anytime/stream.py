@@ -31,8 +31,6 @@ from .arrivals import DONE, Incomplete, candidates, prove
 from .data import Batch, Examples, problem_examples, shuffled, split_rows
 from .journal import Entry, Journal, Stamp
 
-REST = 1.0  # seconds more than `settle` after which a refusal is remembered
-
 
 @dataclass(frozen=True)
 class Seen:
@@ -216,7 +214,6 @@ class Folder(Stream):
         except ValueError as error:
             self._refused[path.name] = (stamp, str(error))
             return Seen(path.name, reason=str(error))
-        self._refused.pop(path.name, None)
         return Seen(path.name, entry.number, warning)
 
     def _take(self, path: Path) -> tuple[Entry, str]:
@@ -242,8 +239,8 @@ class Folder(Stream):
         for each in (path, path.with_name(path.name + DONE)):
             with contextlib.suppress(OSError):
                 stamps.append(Stamp.of(each))
-        newest = max((stamp.changed for stamp in stamps), default=0)
-        settling = time.time() - newest / 1e9 < (self.settle or 0) + REST
+        newest = max((max(stamp.modified, stamp.changed) for stamp in stamps), default=0)
+        settling = time.time() - newest / 1e9 < (self.settle or 0)
         return None if settling or any(stamp.fresh for stamp in stamps) else tuple(stamps)
 
     def _form(self) -> None:
