@@ -246,6 +246,14 @@ def test_a_file_that_was_refused_does_not_set_the_form(inbox, journal):
     assert [number for number, _ in found.values()] == [None, 1, 2]
 
 
+def test_a_reader_without_classes_is_asked_for_them(inbox, journal):
+    reader = FirstDecides()
+    with pytest.raises(ValueError, match="how many classes there are"):
+        _ = Folder(inbox, journal, reader).classes
+    reader.classes = 2
+    assert Folder(inbox, journal, reader).classes == 2
+
+
 def test_a_full_disk_stops_the_poll_and_nothing_is_lost(inbox, journal, monkeypatch):
     put(inbox, "a.txt.gz", range(10))
     put(inbox, "b.txt.gz", range(10))

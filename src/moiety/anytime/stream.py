@@ -186,7 +186,10 @@ class Folder(Stream):
     def classes(self) -> int:  # type: ignore[override]
         """How many classes the reader knows, once there is a first mega-batch."""
         self._form()
-        return self.read.classes  # type: ignore[attr-defined]
+        classes = getattr(self.read, "classes", None)
+        if classes is None:
+            raise ValueError("the reader does not say how many classes there are; set its classes")
+        return int(classes)
 
     def poll(self) -> list[Seen]:
         """Take what is whole into the journal, in the order of names; list the rest."""
