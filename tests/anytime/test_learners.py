@@ -25,6 +25,7 @@ X = learning.examples(40, seed=9).x
         ("single", {"start": "scratch"}),
         ("single", {"optimizer": "carry"}),
         ("ensemble", {"members": 2}),
+        ("ensemble", {"members": 2, "together": True}),
         ("mixture", {"members": 2, "optimizer": "carry"}),
     ],
 )
@@ -57,6 +58,27 @@ def test_an_ensemble_averages_probabilities_and_a_mixture_logits():
     torch.testing.assert_close(ensemble.predict(X), parts.mean(0))
     torch.testing.assert_close(mixture.predict(X), logits.mean(0).softmax(-1))
     assert not torch.allclose(mixture.predict(X), logits.softmax(-1).mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {},
+        {"method": "sgd", "options": {"momentum": 0.9, "nesterov": True}, "clip": 1.0},
+        {"method": "adamw", "score": "loss", "min_gain": 0.05, "patience": 2},
+        {"method": "adam", "options": {"betas": (0.8, 0.9)}, "steps": 7},
+    ],
+    ids=lambda words: words.get("method", "adadelta"),
+)
+def test_members_trained_together_end_as_those_trained_alone(words):
+    training = Training(epochs=6, batch=32, **words)
+    alone = trained("ensemble", learning.with_dropout, training=training)
+    together = trained("ensemble", learning.with_dropout, training=training, together=True)
+    torch.testing.assert_close(alone.predict(X), together.predict(X), rtol=1e-4, atol=1e-4)
+    for a, b in zip(alone.reports, together.reports):
+        assert (a.steps, a.examples, a.flops) == (b.steps, b.examples, b.flops)
+        assert a.validation == pytest.approx(b.validation, abs=1e-5)
+    assert alone.bytes() == together.bytes()
 
 
 def test_scratch_starts_from_other_weights_at_each_phase():
@@ -201,6 +223,9 @@ def test_tokens_are_learned_like_classes():
         ("single", {"members": 2}, "has no option 'members'"),
         ("single", {"start": "scratch", "optimizer": "carry"}, 'goes with start="warm"'),
         ("ensemble", {"members": 0}, "members must be"),
+        ("ensemble", {"together": True, "optimizer": "carry"}, "goes with together=False"),
+        ("ensemble", {"together": True, "training": Training(augment=crop_flip)}, "with augment"),
+        ("mixture", {"together": True}, "always train together"),
         ("growing-ensemble", {"every": 0}, "every must be"),
         ("growing-ensemble", {"new": "old"}, "new must be"),
         ("growing-moe", {}, "no MoE layer"),
@@ -231,8 +256,15 @@ def test_an_empty_phase_and_a_strange_state_are_refused():
     nothing = dataclasses.replace(phase(), train=phase().train.take([]))
     with pytest.raises(ValueError, match="no training examples"):
         single.train(nothing)
-    with pytest.raises(ValueError, match="state of the learner 'ensemble'"):
-        single.load(learner("ensemble", mlp).state())
+    for words, match in (
+        ({}, "learner = 'ensemble'"),
+        ({"members": 2}, "members = 2"),
+        ({"seed": 1}, "seed = 1"),
+        ({"training": Training(lr=0.5)}, "lr = 0.5"),
+    ):
+        like = learner("ensemble", mlp) if words else single
+        with pytest.raises(ValueError, match=f"a learner with {match}"):
+            like.load(learner("ensemble", mlp, **words).state())
 
 
 def test_all_learners_are_found_by_name():

@@ -25,7 +25,7 @@ from ..train.draws import step_seed
 from ..train.fit import seeded
 from ..train.loop import Checkpoint
 from .data import Examples
-from .fitting import Fit, Training
+from .fitting import Fit, Training, tensor_bytes
 from .metering import Meter
 
 PROBE = 512  # rows on which the gap of a growth is measured
@@ -70,6 +70,7 @@ class Learner:
     """
 
     name: ClassVar[str] = ""
+    options: ClassVar[tuple[str, ...]] = ()  # attributes that decide its weights
     every: int = 0  # phases between growths; 0: never
 
     def __init__(
@@ -152,6 +153,10 @@ class Learner:
             saved = None
             self.grow(phase)
             self.begin(phase)
+        return self._report(self._train(phase, saved))
+
+    def _train(self, phase: Phase, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        """Train one model after the other; returns the numbers of each."""
         done: list[dict[str, Any]] = saved["done"] if saved else []
         for i in list(self.trained())[len(done) :]:
             fit = self._fit(i, phase, saved["fit"] if saved else None)
@@ -159,7 +164,7 @@ class Learner:
             self._run(fit, phase, done)
             self.carried[i] = fit.optimizer.state_dict() if self.optimizer == "carry" else None
             done.append(self._done(fit))
-        return self._report(done)
+        return done
 
     def _fit(self, i: int, phase: Phase, saved: Mapping[str, Any] | None) -> Fit:
         seed = step_seed(self._phase_seed(phase), i)
@@ -192,7 +197,7 @@ class Learner:
             "examples": sum(rows * steps for rows, steps in fit.batches().items()),
             "validation": fit.best,
             "flops": {"train": whole, "forward": forward, "validation": fit.checks * check},
-            "bytes": _bytes(fit.optimizer.state_dict()),
+            "bytes": fit.optimizer_bytes,
         }
 
     def _report(self, done: list[dict[str, Any]]) -> Report:
@@ -243,8 +248,13 @@ class Learner:
 
     def bytes(self) -> dict[str, int]:
         """Memory of the models, and of the optimizers of the last phase."""
-        models = sum(_bytes(model.state_dict()) for model in self.models)
+        models = sum(tensor_bytes(model.state_dict()) for model in self.models)
         return {"model": models, "optimizer": self.optimizer_bytes}
+
+    def words(self) -> dict[str, Any]:
+        """What it was made with, as plain values: a state goes on under the same words only."""
+        own = {name: getattr(self, name) for name in (*self.options, "seed", "optimizer")}
+        return {"learner": self.name, **own, **self.training.words()}
 
     def state(self) -> dict[str, Any]:
         """Everything that a learner made with the same words needs to go on as this one.
@@ -252,7 +262,7 @@ class Learner:
         Like `state_dict`, its tensors are the live ones.
         """
         return {
-            "learner": self.name,
+            "words": self.words(),
             "phases": self.phases,
             "growth": self.growth,
             "optimizer_bytes": self.optimizer_bytes,
@@ -262,11 +272,12 @@ class Learner:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over a state."""
-        if state["learner"] != self.name:
-            raise ValueError(
-                f"this is the state of the learner {state['learner']!r}, not of {self.name!r}: "
-                "go on with the same learner, or start in another folder"
-            )
+        for word, mine in self.words().items():
+            if (other := state["words"].get(word)) != mine:
+                raise ValueError(
+                    f"this is the state of a learner with {word} = {other!r}, not {mine!r}: go on "
+                    "with the same, or start in another folder"
+                )
         self.phases, self.growth = state["phases"], copy.deepcopy(state["growth"])
         self.optimizer_bytes = state["optimizer_bytes"]
         self.carried = copy.deepcopy(state["carried"])
@@ -289,12 +300,3 @@ class Learner:
 
     def _grown_for_next(self) -> bool:
         return self.growth is not None and self.growth["before"] == self.phases
-
-
-def _bytes(state: Any) -> int:
-    """Memory of all tensors in a state."""
-    if isinstance(state, Tensor):
-        return state.nbytes
-    if isinstance(state, Mapping):
-        return sum(_bytes(value) for value in state.values())
-    return sum(map(_bytes, state)) if isinstance(state, list | tuple) else 0

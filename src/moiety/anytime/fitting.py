@@ -13,7 +13,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import Any, Literal
 
@@ -72,6 +72,13 @@ class Training:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.method} does not take lr and options: {error}") from None
 
+    def words(self) -> dict[str, Any]:
+        """What decides the weights, as plain values."""
+        words = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "save_every"}
+        words["options"] = {name: repr(value) for name, value in sorted(self.options.items())}
+        words["augment"] = getattr(self.augment, "__name__", None)
+        return words
+
     def optimizer(self, parameters: Any) -> Optimizer:
         """A fresh optimizer."""
         make, usual = METHODS[self.method]
@@ -81,20 +88,21 @@ class Training:
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The cross entropy of classes or tokens, and the losses of routers."""
     if not any(isinstance(part, MoE) for part in model.modules()):
-        return _cross_entropy(model(x), y)
+        return cross_entropy(model(x), y)
     with watch(model) as routes:
-        loss = _cross_entropy(model(x), y)
+        loss = cross_entropy(model(x), y)
         return loss + routes.loss().to(loss.device)
 
 
-def _cross_entropy(logits: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+def cross_entropy(logits: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    """Of classes `[N, C]` or of tokens `[N, L, V]`."""
     return F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction=reduction)
 
 
 @torch.no_grad()
 def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The loss of each example, or of each token, of a batch."""
-    return _cross_entropy(model(x), y, reduction="none")
+    return cross_entropy(model(x), y, reduction="none")
 
 
 class Fit:
@@ -124,6 +132,7 @@ class Fit:
         self.best: float | None = None  # the score of the weights that are kept
         self.kept: dict[str, Any] = {}
         self.losses: list[Tensor] = []
+        self.optimizer_bytes = 0  # at the end
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -198,6 +207,7 @@ class Fit:
         return float(total) / self.validation.y.numel()
 
     def _finish(self) -> None:
+        self.optimizer_bytes = tensor_bytes(self.optimizer.state_dict())
         if self.kept:
             self.model.load_state_dict(self.kept["model"])
             self.optimizer.load_state_dict(self.kept["optimizer"])
@@ -230,3 +240,12 @@ class Fit:
         self.losses = list(state["losses"].to(self.device))
         self.kept = dict(state["kept"])
         self.optimizer.load_state_dict(state["now"])
+
+
+def tensor_bytes(state: Any) -> int:
+    """Memory of all tensors in a state."""
+    if isinstance(state, Tensor):
+        return state.nbytes
+    if isinstance(state, Mapping):
+        return sum(tensor_bytes(value) for value in state.values())
+    return sum(map(tensor_bytes, state)) if isinstance(state, list | tuple) else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
@@ -26,6 +26,7 @@ class GrowingEnsemble(Learner):
     """
 
     name = "growing-ensemble"
+    options: ClassVar[tuple[str, ...]] = ("every", "add", "new")
 
     def __init__(
         self,

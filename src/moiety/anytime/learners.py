@@ -11,14 +11,15 @@ those of its growing ensemble; here, as in its text, logits are averaged and so 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .base import Learner, Phase
+from .together import check_together, fit_together
 
 
 class Single(Learner):
@@ -28,6 +29,7 @@ class Single(Learner):
     """
 
     name = "single"
+    options: ClassVar[tuple[str, ...]] = ("start",)
 
     def __init__(
         self,
@@ -51,30 +53,59 @@ class Single(Learner):
 class Ensemble(Single):
     """Models with losses, orders and best weights of their own; their probabilities are averaged.
 
-    members   how many
+    members    how many
+    together   train them in one program, by `train.fit_many`: the same to round-off, and faster on
+               a GPU; a phase that is killed then begins again
     """
 
     name = "ensemble"
+    options: ClassVar[tuple[str, ...]] = ("start", "members", "together")
 
     def __init__(
-        self, model: Callable[[int], nn.Module], *, members: int = 3, **common: Any
+        self,
+        model: Callable[[int], nn.Module],
+        *,
+        members: int = 3,
+        together: bool = False,
+        **common: Any,
     ) -> None:
         if not isinstance(members, int) or members < 1:
             raise ValueError(f"members must be a whole number, at least 1, got {members!r}")
-        self.members = members
+        self.members, self.together = members, together
         super().__init__(model, **common)
+        if together:
+            check_together(self.training)
+            if self.optimizer == "carry":
+                raise ValueError('optimizer="carry" goes with together=False')
 
     def count(self) -> int:
         return self.members
+
+    def _train(self, phase: Phase, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        if not self.together:
+            return super()._train(phase, saved)
+        fits = [self._fit(i, phase, None) for i in self.trained()]
+        fit_together(fits, phase.tick)
+        return [self._done(fit) for fit in fits]
 
 
 class Mixture(Ensemble):
     """Models trained by one loss on the mean of their logits.
 
     So the gradient of a member depends on the answers of the others.
+
+    members    how many
     """
 
     name = "mixture"
+    options: ClassVar[tuple[str, ...]] = ("start", "members")
+
+    def __init__(
+        self, model: Callable[[int], nn.Module], *, members: int = 3, **common: Any
+    ) -> None:
+        if "together" in common:
+            raise ValueError("a mixture has one loss, so its members always train together")
+        super().__init__(model, members=members, **common)
 
     def count(self) -> int:
         return 1  # the mean of all members is one model

@@ -9,7 +9,7 @@ learner("growing-switch", make_language_model, how="rows")    # sparse: families
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from .fitting import losses_of
 class GrowingLayers(Learner):
     """What both growing mixtures share: when, which experts, and how a state is rebuilt."""
 
+    options: ClassVar[tuple[str, ...]] = ("every", "copies", "split", "how")
     how: Literal["family", "rows"] = "family"
 
     def __init__(
