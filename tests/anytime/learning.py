@@ -9,8 +9,11 @@ from moiety.anytime.base import Phase
 from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Training
 from moiety.anytime.learners import learner
+from moiety.anytime.metering import Meter
+from moiety.testing import check_learner
 
 INPUTS, CLASSES = 16, 3
+METER = Meter()  # one for all tests, since counting takes longer than training
 SHORT = Training(epochs=2, batch=32, save_every=0)
 
 
@@ -49,8 +52,13 @@ def sparse(router: str = "switch", **options):
     return make
 
 
+def contract(make, **options) -> None:
+    """Check the learners that `make(seed=…, **options)` makes."""
+    check_learner(lambda seed: make(seed=seed, training=SHORT, meter=METER, **options))
+
+
 def trained(name: str, model=mlp, phases: int = 2, **options):
-    options = {"training": SHORT, **options}
+    options = {"training": SHORT, "meter": METER, **options}
     made = learner(name, model, **options)
     made.reports = [made.train(phase(number)) for number in range(1, phases + 1)]
     return made

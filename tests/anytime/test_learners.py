@@ -1,11 +1,12 @@
 """Learners of fixed size: bits, options, costs, and the backbones."""
 
 import dataclasses
+from functools import partial
 
 import learning
 import pytest
 import torch
-from learning import SHORT, mlp, phase, trained, weights
+from learning import SHORT, contract, mlp, phase, trained, weights
 from torch import nn
 
 from moiety import cost
@@ -13,7 +14,6 @@ from moiety.anytime.backbones import MLP, VGG19, TreeMLP, TreeVGG19, crop_flip
 from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Fit, Training
 from moiety.anytime.learners import learner, learners
-from moiety.testing.learner import check_learner
 
 X = learning.examples(40, seed=9).x
 
@@ -30,7 +30,7 @@ X = learning.examples(40, seed=9).x
     ],
 )
 def test_learners_pass_their_contract(name, options):
-    check_learner(lambda seed: learner(name, mlp, seed=seed, training=SHORT, **options))
+    contract(partial(learner, name, mlp), **options)
 
 
 @pytest.mark.parametrize("start", ["warm", "scratch"])
@@ -180,8 +180,8 @@ def test_flops_of_a_phase_are_those_of_hand():
 )
 def test_counted_flops_are_those_of_a_fully_counted_run(name, model):
     first = trained(name, model)
-    again = learner(name, model, training=SHORT)
-    again.meter = first.meter  # counts nothing anew, so that only the work itself is counted
+    # It counts nothing anew, so that only the work itself is counted.
+    again = learner(name, model, training=SHORT, meter=first.meter)
     phases = [phase(number) for number in (1, 2)]
     whole = cost.flops(lambda: [again.train(now) for now in phases])
     told = sum(

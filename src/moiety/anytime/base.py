@@ -67,6 +67,7 @@ class Learner:
     model      makes a model from a seed; random numbers are seeded when it is called
     training   how a phase trains
     optimizer  "fresh" at each phase, or "carry" its state from the weights kept at the last one
+    meter      counts FLOPs; learners of equal models may share one, so that each is counted once
     """
 
     name: ClassVar[str] = ""
@@ -81,12 +82,13 @@ class Learner:
         device: torch.device | str = "cpu",
         training: Training | None = None,
         optimizer: Literal["fresh", "carry"] = "fresh",
+        meter: Meter | None = None,
     ) -> None:
         if optimizer not in ("fresh", "carry"):
             raise ValueError(f'optimizer must be "fresh" or "carry", got {optimizer!r}')
         self.make, self.seed, self.device = model, seed, torch.device(device)
         self.training, self.optimizer = training or Training(), optimizer
-        self.meter = Meter()
+        self.meter = meter or Meter()
         self.phases = 0  # trained so far
         self.growth: dict[str, Any] | None = None  # the last one
         self.optimizer_bytes = 0  # of the last phase

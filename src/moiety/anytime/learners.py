@@ -143,8 +143,8 @@ def learners() -> dict[str, type[Learner]]:
 def learner(name: str, model: Callable[[int], nn.Module], **options: Any) -> Learner:
     """Make a learner by name; `model` makes a model from a seed.
 
-    Options of all: seed, device, training (a `Training`), optimizer ("fresh" or "carry"). The
-    others are those of its class: `print(learners()[name].__doc__)`.
+    Options of all: seed, device, training (a `Training`), optimizer ("fresh" or "carry"), meter.
+    The others are those of its class: `print(learners()[name].__doc__)`.
     """
     known = learners()
     if name not in known:
