@@ -24,6 +24,7 @@ from moiety.anytime import base
 from moiety.anytime.backbones import MLP
 from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Training
+from moiety.anytime.growing import GrowingEnsemble
 from moiety.anytime.learners import learner
 from moiety.anytime.ledger import read_ledger, timeless
 from moiety.anytime.run import run_stream
@@ -77,7 +78,8 @@ def killer(last, where):
     def deadly(name, act):
         def run(*args, **words):
             if next(count) == last:
-                where.write_text(name)
+                on = Path(args[-1]).name if isinstance(args[-1], str | Path) else ""
+                where.write_text(f"{name} {on}".strip())
                 os.kill(os.getpid(), signal.SIGKILL)
             return act(*args, **words)
 
@@ -86,6 +88,7 @@ def killer(last, where):
     for name in ("fsync", "replace", "rename", "symlink", "unlink", "rmdir"):
         setattr(os, name, deadly(name, getattr(os, name)))
     base.Learner.predict = deadly("predict", base.Learner.predict)
+    GrowingEnsemble._grow = deadly("grow", GrowingEnsemble._grow)
 
 
 def fork(act, *args):

@@ -61,7 +61,7 @@ def test_killed_again_and_again_it_ends_as_if_it_had_been_left_alone(tmp_path, w
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert len(found["kills"]) >= 5
-    assert {"fsync", "replace"} <= set(found["kills"])
+    assert any(kill.startswith("replace") for kill in found["kills"])  # written, not yet renamed
     assert all(found["same"].values()), found
     assert found["failures"] == []
     assert found["loads"] > 20  # the reader was there, however slow the machine

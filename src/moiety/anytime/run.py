@@ -60,12 +60,12 @@ class Result:
 
 def run_stream(
     stream: Stream,
-    learner: Learner,
+    learner: Learner | Callable[[Batch], Learner],
     *,
     out: str | Path,
     wait: str | int | Wait = 1,
     replay: str | float | Replay = "none",
-    test: Examples | None = None,
+    test: Examples | Callable[[Batch], Examples] | None = None,
     seed: int = 0,
     overlap: float = 0.01,
     follow: bool = False,
@@ -76,8 +76,10 @@ def run_stream(
 ) -> Result:
     """Let a learner go through what has arrived, or go on where it was stopped.
 
+    learner   as it was made, or what makes it once the first mega-batch shows shape and classes
     test      belongs to the environment: it is scored after each phase and decides nothing;
-              without it each arrival is scored before it is trained on (prequential)
+              without it each arrival is scored before it is trained on (prequential). It may be
+              read from the first mega-batch on, too
     overlap   the share of a mega-batch's rows that may also be in `test`
     follow    keep looking for arrivals every `pause` seconds, until interrupted or the stream ends
     on_line, on_seen, tick   called with a new line of the ledger; with what each look at the stream
@@ -89,8 +91,15 @@ def run_stream(
     out = Path(out)
     policies = read_wait(wait), read_replay(replay)
     with io.lease(out):
-        run = _Run(stream, learner, out, *policies, test, seed, overlap, tick)
         seen = _look(stream, on_seen)
+        while not stream.known():
+            if not follow:
+                raise ValueError(_nothing(seen))
+            time.sleep(pause)
+            seen = _look(stream, on_seen)
+        made = learner(stream[1]) if callable(learner) else learner
+        tests = test(stream[1]) if callable(test) else test
+        run = _Run(stream, made, out, *policies, tests, seed, overlap, tick)
         run.resume()
         while True:
             while run.t < stream.known():
@@ -102,7 +111,12 @@ def run_stream(
             time.sleep(pause)
             seen = _look(stream, on_seen)
         left = [one for one in seen if one.number is None]
-        return Result(run.ledger.lines, learner, [b.number for b in run.waiting], left)
+        return Result(run.ledger.lines, made, [batch.number for batch in run.waiting], left)
+
+
+def _nothing(seen: list[Seen]) -> str:
+    reasons = "".join(f"; {one}" for one in seen[:3])
+    return f"nothing has arrived yet that can be learned from{reasons}"
 
 
 def _look(stream: Stream, on_seen: Callable[[list[Seen]], None] | None) -> list[Seen]:
@@ -137,6 +151,7 @@ class _Run:
         self.waiting: list[Batch] = []
         self.words = {
             "learner": learner.name,
+            "parameters": learner.parameters(),
             "wait": str(wait),
             "replay": str(replay),
             "seed": seed,

@@ -1,0 +1,257 @@
+"""`moiety anytime`: learn from data that arrive in mega-batches, with a ledger of what it costs."""
+
+from __future__ import annotations
+
+import ast
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from ..anytime.base import Learner
+    from ..anytime.data import Batch, Examples
+    from ..anytime.run import Result
+    from ..anytime.stream import Seen, Stream
+
+Model = Literal["mlp", "vgg19"]
+
+
+def command(
+    stream: Annotated[
+        str, typer.Option(help="Folder that fills with files; with --batches, a data set.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of versions and ledger.")] = Path("out/anytime"),
+    model: Annotated[Model, typer.Option(help="vgg19 takes images of 32 pixels.")] = "mlp",
+    width: Annotated[int, typer.Option(min=1, help="Of its hidden layers.")] = 64,
+    learner: Annotated[
+        str, typer.Option(help="single, ensemble, mixture, growing-ensemble or growing-moe.")
+    ] = "single",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the learner, as name=value, such as members=3; may be repeated."),
+    ] = None,
+    wait: Annotated[
+        str,
+        typer.Option(
+            help="Mega-batches before each training; or size:ROWS, budget:FLOPS, plateau:GAIN."
+        ),
+    ] = "1",
+    replay: Annotated[
+        str, typer.Option(help="Share of what was used before, such as 0.2; or reservoir:ROWS.")
+    ] = "none",
+    test: Annotated[
+        Path | None,
+        typer.Option(help="File to score on, which decides nothing. Default: score arrivals."),
+    ] = None,
+    batches: Annotated[
+        int | None, typer.Option(min=1, help="Cut a data set (name or path) into so many.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="All classes, with commas; default: those of the first file.")
+    ] = None,
+    settle: Annotated[
+        float | None, typer.Option(help="Take plain files without a .done after so many seconds.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep looking for arrivals.")] = False,
+    epochs: Annotated[int, typer.Option(min=1, help="Of a phase, at most.")] = 100,
+    method: Annotated[str, typer.Option(help="adadelta, sgd, adam or adamw.")] = "adadelta",
+    lr: Annotated[float | None, typer.Option(help="Learning rate; that of the method.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, orders and splits.")] = 0,
+    device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets by name lie.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what has arrived; train and keep nothing.")
+    ] = False,
+) -> None:
+    """Train whenever enough has arrived; OUT/current is always the newest model."""
+    from ..anytime.fitting import Training
+    from ..anytime.policies import read_replay, read_wait
+    from ..anytime.run import run_stream
+    from ..train import find_device
+
+    where, waiting, replayed = find_device(device), read_wait(wait), read_replay(replay)
+    training = Training(epochs=epochs, method=method, lr=lr)
+    options = {**read_options(option or []), "seed": seed, "device": where, "training": training}
+
+    def make(first: Batch) -> Learner:
+        return build(model, width, learner, options, first, source.classes)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        journal = Path(scratch if dry_run else out) / "journal.jsonl"
+        tests: Examples | Callable[[Batch], Examples] | None
+        if batches is None:
+            named = None if classes is None else [word.strip() for word in classes.split(",")]
+            source, tests = folder(stream, journal, target, named, test, settle, seed)
+        else:
+            refuse_of_folders(classes=classes, settle=settle, test=test, watch=watch or None)
+            source, tests = data_set(stream, batches, target, data_dir, seed)
+        if dry_run:
+            tell_plan(source, make)
+            return
+        result = run_stream(
+            source,
+            make,
+            out=out,
+            wait=waiting,
+            replay=replayed,
+            test=tests,
+            seed=seed,
+            follow=watch,
+            on_line=tell_line,
+            on_seen=Teller(),
+        )
+    tell_result(result, out)
+
+
+# -- what was asked for ----------------------------------------------------------------------------
+
+
+def read_options(given: list[str]) -> dict[str, Any]:
+    """`["members=3", "start=scratch"]` as words and values."""
+    options: dict[str, Any] = {}
+    for each in given:
+        name, equals, text = each.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"--option takes name=value, got {each!r}")
+        if name in ("seed", "device", "training"):
+            raise ValueError(f"--option {name} is none of the learner: see moiety anytime --help")
+        try:
+            options[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            options[name] = text
+    return options
+
+
+def refuse_of_folders(**given: object) -> None:
+    """Raise for an option that a data set would ignore."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"--{name} is for a folder that fills; a data set that is cut (--batches) has its "
+                "own classes, end and test set"
+            )
+
+
+def folder(
+    path: str,
+    journal: Path,
+    target: str | None,
+    classes: list[str] | None,
+    test: Path | None,
+    settle: float | None,
+    seed: int,
+) -> tuple[Stream, Callable[[Batch], Examples] | None]:
+    """A folder that fills, and what reads the test file in the form of its first file."""
+    from ..anytime.readers import Reader
+    from ..anytime.stream import Folder
+
+    if not Path(path).is_dir():
+        raise ValueError(
+            f"--stream {path} is no folder; give the folder that fills, or --batches to cut a "
+            "data set"
+        )
+    if test is not None and not test.is_file():
+        raise ValueError(f"--test {test} is no file")
+    read = Reader(target=target, classes=classes)
+    stream = Folder(path, journal, read, settle=settle, seed=seed)
+    # The stream's own reader, to which mega-batch 1 has given its form.
+    return stream, None if test is None else (lambda first: stream.read(test))
+
+
+def data_set(
+    name: str, batches: int, target: str | None, data_dir: Path | None, seed: int
+) -> tuple[Stream, Examples]:
+    """A data set cut into mega-batches, and its test split."""
+    from ..anytime.data import problem_examples
+    from ..anytime.stream import cut
+    from ..data import load_problem
+
+    problem = load_problem(name, targets=target, data_dir=data_dir, seed=seed)
+    return cut(problem, batches, seed=seed), problem_examples(problem, problem.test)
+
+
+def build(
+    model: Model, width: int, learner: str, options: dict[str, Any], first: Batch, classes: int
+) -> Learner:
+    """The learner for data like the first mega-batch."""
+    from ..anytime import backbones
+    from ..anytime.learners import learner as make_learner
+
+    shape = tuple(first.train.x.shape[1:])
+    if not first.train.x.is_floating_point():
+        raise ValueError(
+            "the command line has no language model; give one to moiety.anytime.run_stream"
+        )
+    if model == "vgg19" and len(shape) != 3:
+        raise ValueError(f"vgg19 takes images, not rows of the shape {list(shape)}; take mlp")
+    tree = learner == "growing-moe"
+
+    def make(_: int) -> Any:
+        if model == "vgg19":
+            kind = backbones.TreeVGG19 if tree else backbones.VGG19
+            return kind(width, shape=shape, classes=classes)  # type: ignore[arg-type]
+        inputs = first.train.x[0].numel()
+        return (backbones.TreeMLP if tree else backbones.MLP)(width, inputs=inputs, classes=classes)
+
+    return make_learner(learner, make, **options)
+
+
+# -- what is said ----------------------------------------------------------------------------------
+
+
+class Teller:
+    """Says what each look at the folder met, and nothing twice."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def __call__(self, seen: list[Seen]) -> None:
+        for one in seen:
+            if one.reason and str(one) not in self.said:
+                typer.echo(f"  {one}", err=True)
+                self.said.add(str(one))
+
+
+def tell_line(line: dict[str, Any]) -> None:
+    """A line of the ledger in words."""
+    metric = "perplexity" if "perplexity" in line else "error"
+    text = f"t = {line['t']}  {line['name']}  {line['rows']} rows  {metric} {line[metric]:.4g}"
+    if line["trained"]:
+        text += (
+            f"  phase {line['phase']}: {line['steps']} steps, {line['flops']['train']:.2e} FLOPs"
+        )
+        if line["validation"] is not None:
+            text += f", validation {line['validation']:.4g}"
+        if line["growth"]:
+            text += f", grown (gap {line['growth']['gap']:.1e})"
+    typer.echo(text)
+
+
+def tell_plan(source: Stream, make: Callable[[Batch], Learner]) -> None:
+    for one in source.poll():
+        typer.echo(f"  {one}")
+    typer.echo(f"{source.known()} mega-batches have arrived.")
+    if source.known():
+        made = make(source[1])
+        typer.echo(f"Learner {made.name}: {made.parameters():,} parameters.")
+    typer.echo("Nothing was trained, and nothing written.")
+
+
+def tell_result(result: Result, out: Path) -> None:
+    """The sums of the ledger, what still waits, and where to go on."""
+    sums = result.summary
+    name = "CER" if sums.metric == "error" else "Sum of perplexities"
+    typer.echo(
+        f"{name} {sums.cer:.4g} over {sums.batches} mega-batches ({sums.average:.4g} each, "
+        f"{sums.final:.4g} at the end); Mem {sums.mem:,} parameters; Comp {sums.comp:.3e} FLOPs "
+        f"(forward only {sums.comp_forward:.3e}; validation {sums.comp_validation:.3e}, growth "
+        f"{sums.comp_growth:.3e} apart)"
+    )
+    if result.waiting:
+        typer.echo(f"{len(result.waiting)} mega-batches wait for more: {result.waiting}")
+    if (out / "current").exists():
+        typer.echo(f"The newest model is {out / 'current'}; the ledger is {out / 'ledger.jsonl'}")

@@ -1,0 +1,133 @@
+"""`moiety anytime`: a folder once and again, a data set that is cut, mistakes in one sentence."""
+
+import gzip
+import os
+import re
+
+import pytest
+import torch
+
+from moiety import cli
+from moiety.anytime.ledger import read_ledger
+from moiety.anytime.versions import load_current
+
+
+@pytest.fixture
+def moiety(capsys):
+    """Run `moiety anytime …`; return exit code, stdout, stderr."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["anytime", *map(str, arguments)])
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+def table(path, seed, rows=24):
+    """Two columns, of which the first tells the class; packed, so that it proves itself whole."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 2, generator=draw)
+    lines = ["a,b,label", *(f"{a},{b},{'yes' if a > 0 else 'no'}" for a, b in x.tolist())]
+    text = "\n".join(lines) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+
+
+@pytest.fixture
+def inbox(tmp_path):
+    folder = tmp_path / "inbox"
+    folder.mkdir()
+    for number in (1, 2, 3):
+        table(folder / f"{number}.csv.gz", number)
+    return folder
+
+
+SMALL = ("--width", 8, "--epochs", 2)
+
+
+def test_a_folder_is_learned_from_once_and_again_when_more_has_arrived(moiety, inbox, tmp_path):
+    table(inbox / "4.csv", 4)  # plain, and nothing proves that it is whole
+    table(tmp_path / "test.csv", 9, rows=60)
+    asked = ("--stream", inbox, "--out", tmp_path / "out", "--wait", 2, "--replay", 0.5, *SMALL)
+    asked += ("--target", "label", "--test", tmp_path / "test.csv")
+    code, said, warned = moiety(*asked)
+    assert (code, said.count("t = ")) == (0, 3), warned
+    assert "1 mega-batches wait for more: [3]" in said
+    assert "4.csv: " in warned
+    assert os.readlink(tmp_path / "out" / "current") == "versions/0001"
+    table(inbox / "5.csv.gz", 5)
+    code, said, warned = moiety(*asked)
+    assert (code, re.findall(r"t = \d", said)) == (0, ["t = 4"]), warned
+    lines = read_ledger(tmp_path / "out" / "ledger.jsonl")
+    assert [line["name"] for line in lines] == [f"{n}.csv.gz" for n in (1, 2, 3, 5)]
+    assert [line["phase"] for line in lines] == [0, 1, 1, 2]
+    assert lines[0]["error"] == 0.5
+    assert load_current(tmp_path / "out")[1]["rows"] == 96
+
+
+def test_a_data_set_is_cut_and_scored_on_its_own_test_split(moiety, tmp_path):
+    asked = ("--stream", "digits", "--batches", 3, "--out", tmp_path, "--wait", 2, *SMALL)
+    code, said, _ = moiety(*asked, "--learner", "ensemble", "--option", "members=2")
+    assert code == 0
+    assert re.search(r"CER [\d.]+ over 3 mega-batches", said)
+    lines = read_ledger(tmp_path / "ledger.jsonl")
+    assert [line["phase"] for line in lines] == [0, 1, 2]
+    assert lines[0]["error"] == pytest.approx(0.9)
+    assert len(load_current(tmp_path)[0]["models"]) == 2
+
+
+def test_a_growing_mixture_gets_a_model_that_can_grow(moiety, inbox, tmp_path):
+    asked = ("--stream", inbox, "--out", tmp_path / "out", *SMALL, "--learner", "growing-moe")
+    code, said, _ = moiety(*asked)
+    assert (code, said.count("grown (gap")) == (0, 2)
+
+
+def test_a_dry_run_writes_nothing(moiety, inbox, tmp_path):
+    code, said, _ = moiety("--stream", inbox, "--out", tmp_path / "out", "--dry-run", *SMALL)
+    assert code == 0
+    assert "2.csv.gz is mega-batch 2" in said
+    assert "3 mega-batches have arrived" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--wait", "soon"), "wait 'soon' is not known"),
+        (("--replay", "2"), "at most 1"),
+        (("--learner", "singel"), "did you mean single?"),
+        (("--option", "members=3"), "has no option 'members'"),
+        (("--option", "members"), "name=value"),
+        (("--model", "vgg19"), "vgg19 takes images"),
+        (("--method", "adamax"), "method must be one of"),
+        (("--test", "nowhere.csv"), "--test nowhere.csv is no file"),
+        (("--device", "abacus"), "no device"),
+        (("--target", "colour"), "colour"),
+        (("--stream", "nowhere"), "--stream nowhere is no folder"),
+        (("--batches", "2", "--settle", "3"), "--settle is for a folder"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_is_trained(moiety, inbox, tmp_path, words, said):
+    code, _, err = moiety("--stream", inbox, "--out", tmp_path / "out", *SMALL, *words)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out" / "current").exists()
+
+
+def test_an_empty_folder_is_said_with_reasons(moiety, tmp_path):
+    (tmp_path / "inbox").mkdir()
+    table(tmp_path / "inbox" / "1.csv", 1)
+    code, _, err = moiety("--stream", tmp_path / "inbox", "--out", tmp_path / "out")
+    assert code == 2
+    assert "nothing has arrived yet" in err
+    assert "1.csv" in err
+
+
+def test_other_words_in_the_same_folder_are_refused(moiety, inbox, tmp_path):
+    asked = ("--stream", inbox, "--out", tmp_path / "out", *SMALL)
+    assert moiety(*asked)[0] == 0
+    code, _, err = moiety(*asked, "--wait", 3)
+    assert (code, "a run with wait = 1, not 3" in err) == (2, True)
+    code, _, err = moiety(*asked, "--width", 9)
+    assert (code, "a run with parameters = " in err) == (2, True)
