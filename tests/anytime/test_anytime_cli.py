@@ -90,6 +90,23 @@ def test_a_dry_run_writes_nothing(moiety, inbox, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_watching_takes_what_arrives_until_it_is_interrupted(moiety, tmp_path, monkeypatch):
+    inbox, looks = tmp_path / "inbox", iter((1, 2))
+    inbox.mkdir()
+
+    def sleep(seconds):
+        number = next(looks, None)
+        if number is None:
+            raise KeyboardInterrupt
+        table(inbox / f"{number}.csv.gz", number)
+
+    monkeypatch.setattr("moiety.anytime.run.time.sleep", sleep)
+    code, said, err = moiety("--stream", inbox, "--out", tmp_path / "out", *SMALL, "--watch")
+    assert (code, re.findall(r"t = \d", said)) == (130, ["t = 1", "t = 2"])
+    assert "interrupted" in err
+    assert os.readlink(tmp_path / "out" / "current") == "versions/0002"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
