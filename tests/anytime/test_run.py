@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moiety import io
-from moiety.anytime.backbones import MLP
+from moiety.anytime.backbones import MLP, TreeMLP
 from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Training
 from moiety.anytime.learners import learner
@@ -37,7 +37,8 @@ TEST = examples(50, seed=1)
 
 def single(name="single", **options):
     words = {"epochs": 2, "batch": 16, "save_every": 0.0, **options}
-    return learner(name, lambda seed: MLP(6, inputs=4, classes=3), training=Training(**words))
+    kind = TreeMLP if name == "growing-moe" else MLP
+    return learner(name, lambda seed: kind(6, inputs=4, classes=3), training=Training(**words))
 
 
 def stream(batches=5, rows=20, **words):
@@ -71,7 +72,9 @@ class Stop(Exception):
     """A death that leaves the process alive."""
 
 
-@pytest.mark.parametrize("name", ["single", "ensemble", "mixture", "growing-ensemble"])
+@pytest.mark.parametrize(
+    "name", ["single", "ensemble", "mixture", "growing-ensemble", "growing-moe"]
+)
 def test_a_run_that_stops_within_a_phase_goes_on_to_the_same_bits(tmp_path, name):
     def stop(phase, share):
         if (phase, share > 0.4) == (2, True):
