@@ -1,5 +1,6 @@
 """Learners of fixed size: bits, options, costs, and the backbones."""
 
+import copy
 import dataclasses
 from functools import partial
 
@@ -14,6 +15,7 @@ from moiety.anytime.backbones import MLP, VGG19, TreeMLP, TreeVGG19, crop_flip
 from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Fit, Training
 from moiety.anytime.learners import learner, learners
+from moiety.anytime.metering import Meter
 
 X = learning.examples(40, seed=9).x
 
@@ -179,7 +181,7 @@ def test_flops_of_a_phase_are_those_of_hand():
     ],
 )
 def test_counted_flops_are_those_of_a_fully_counted_run(name, model):
-    first = trained(name, model)
+    first = trained(name, model, meter=Meter())
     # It counts nothing anew, so that only the work itself is counted.
     again = learner(name, model, training=SHORT, meter=first.meter)
     phases = [phase(number) for number in (1, 2)]
@@ -189,6 +191,18 @@ def test_counted_flops_are_those_of_a_fully_counted_run(name, model):
     )
     dropped = 0.01 if name == "growing-switch" else 0.0  # a step's drops stand for those of all
     assert told == pytest.approx(whole, rel=dropped, abs=0)
+
+
+def test_a_learner_that_goes_on_counts_as_if_it_had_not_stopped():
+    # A capacity that drops tokens: what a step costs depends on the weights of the first one.
+    model = learning.sparse(capacity_factor=0.6)
+    whole = trained("single", model, phases=1, meter=Meter())
+    again = learner("single", model, training=SHORT)
+    again.load(copy.deepcopy(whole.state()))
+    assert again.train(phase(2)).flops == whole.train(phase(2)).flops
+    fresh = Meter().step(again.models[0], phase(2).train.x[:32], phase(2).train.y[:32])
+    counted = again.meter.step(again.models[0], phase(2).train.x[:32], phase(2).train.y[:32])
+    assert fresh != counted  # so that the test can fail
 
 
 def test_measure_tells_error_and_loss():

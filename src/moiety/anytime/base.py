@@ -270,6 +270,7 @@ class Learner:
             "optimizer_bytes": self.optimizer_bytes,
             "models": [model.state_dict() for model in self.models],
             "carried": self.carried,
+            "counted": self.meter.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -283,6 +284,7 @@ class Learner:
         self.phases, self.growth = state["phases"], copy.deepcopy(state["growth"])
         self.optimizer_bytes = state["optimizer_bytes"]
         self.carried = copy.deepcopy(state["carried"])
+        self.meter.load(state["counted"])
         self.models = [self._rebuild(i, state) for i in range(len(state["models"]))]
         for model, weights in zip(self.models, state["models"]):
             model.load_state_dict(weights)

@@ -5,14 +5,15 @@ meter.step(model, x, y)                  # Step(forward=…, whole=…), of a ba
 
 A copy of the model is counted: neither its weights, nor its statistics, nor the caller's random
 numbers change. Where the cost depends on the data (a capacity that drops tokens), the first batch
-of its size speaks for all.
+of its size speaks for all, so what was counted is part of a learner's state.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +34,17 @@ class Meter:
     """Counted costs by what was counted."""
 
     def __init__(self) -> None:
-        self._steps: dict[tuple, Step] = {}
-        self._forwards: dict[tuple, float] = {}
+        self._steps: dict[str, Step] = {}
+        self._forwards: dict[str, float] = {}
+
+    def state(self) -> dict[str, Any]:
+        """What was counted so far."""
+        return {"steps": {k: [*v] for k, v in self._steps.items()}, "forwards": {**self._forwards}}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what was counted."""
+        self._steps.update({key: Step(*step) for key, step in state["steps"].items()})
+        self._forwards.update(state["forwards"])
 
     def step(self, model: nn.Module, x: Tensor, y: Tensor) -> Step:
         """FLOPs of a training step on such a batch."""
@@ -67,6 +77,7 @@ class Meter:
         return sum(self.forward(model, part) for part in x.split(batch)) if len(x) else 0.0
 
 
-def _key(model: nn.Module, x: Tensor) -> tuple:
-    shapes = tuple((name, p.shape, p.requires_grad) for name, p in model.named_parameters())
-    return type(model), shapes, x.shape
+def _key(model: nn.Module, x: Tensor) -> str:
+    """Of what decides the cost: modules with their options, shapes, what is trained, the batch."""
+    shapes = [(name, p.shape, p.requires_grad) for name, p in model.named_parameters()]
+    return hashlib.sha256(repr((model, shapes, x.shape)).encode()).hexdigest()[:16]
