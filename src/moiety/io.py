@@ -55,7 +55,7 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
     except BaseException:  # an interrupt must not leave the temporary file behind either
         beside.unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
     return path
 
 
@@ -104,7 +104,7 @@ def append_line(path: str | os.PathLike[str], line: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     if new:
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
@@ -227,7 +227,7 @@ def _fault() -> None:
     os.environ["MOIETY_FAULT"] = f"write:{int(count) - 1}"
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` survive a power cut, where folders can be synced at all."""
     try:
         handle = os.open(folder, os.O_RDONLY)

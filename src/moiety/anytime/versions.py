@@ -10,19 +10,14 @@ meets the old one or the new one.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-
 from .. import io
+from ..train.state import read_state, state_bytes
 
 KEPT = 3
 STATE, CARD = "state.safetensors", "card.json"
@@ -46,10 +41,10 @@ class Versions:
         """Write a version, make it current, and remove those that are too old."""
         beside = self.folder / f".{number:04d}.tmp"
         shutil.rmtree(beside, ignore_errors=True)
-        write_state(beside / STATE, state)
+        io.write_atomic(beside / STATE, state_bytes(state))
         io.write_json(beside / CARD, dict(card))
         os.rename(beside, self.path(number))
-        _sync(self.folder)
+        io.sync_folder(self.folder)
         self.repair()
 
     def repair(self) -> None:
@@ -65,7 +60,7 @@ class Versions:
             beside = self.current.with_name(".current.tmp")
             os.symlink(target, beside)
             os.replace(beside, self.current)
-            _sync(self.current.parent)
+            io.sync_folder(self.current.parent)
         for old in numbers[:-KEPT]:
             shutil.rmtree(self.path(old))
 
@@ -93,18 +88,6 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return read_state(path / STATE), io.read_json(path / CARD)
 
 
-def _sync(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-# -- states as files -------------------------------------------------------------------------------
-
-
 class Checkpoint:
     """The state of a phase in flight, in one file."""
 
@@ -112,65 +95,10 @@ class Checkpoint:
         self.path = path
 
     def save(self, state: Mapping[str, Any]) -> None:
-        write_state(self.path, state)
+        io.write_atomic(self.path, state_bytes(state))
 
     def load(self) -> dict[str, Any] | None:
         return read_state(self.path) if self.path.exists() else None
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
-
-
-def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write nested dicts, lists and tuples of tensors and plain values in one step.
-
-    The tensors and, in the header, the JSON of the rest make one safetensors file: no pickle.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    text = json.dumps(_pack(dict(state), tensors), allow_nan=False)
-    io.write_atomic(path, save(tensors, metadata={"state": text}))
-
-
-def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what `write_state` wrote, with tensors on the CPU."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return _unpack(json.loads(file.metadata()["state"]), tensors)
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is damaged ({error}); restore it, or start again") from error
-
-
-def _pack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Turn a state into JSON that says its types, and gather its tensors by number."""
-    if isinstance(value, torch.Tensor):
-        name = str(len(tensors))
-        # A copy, because safetensors refuses tensors that share memory.
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-        return {"tensor": name}
-    if isinstance(value, Mapping):
-        # Pairs, because an optimizer numbers its parameters and JSON has no numbers as keys.
-        return {"dict": [[_pack(item, tensors) for item in pair] for pair in value.items()]}
-    if isinstance(value, list | tuple):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_pack(item, tensors) for item in value]}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(float(value))}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ValueError(f"a state cannot hold {value!r:.80}; give tensors, text, numbers or lists")
-
-
-def _unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Undo `_pack`."""
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "float":
-        return float(content)
-    if kind == "dict":
-        return {_unpack(key, tensors): _unpack(item, tensors) for key, item in content}
-    items = [_unpack(item, tensors) for item in content]
-    return tuple(items) if kind == "tuple" else items

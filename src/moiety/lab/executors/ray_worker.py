@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import _pack, _unpack
+from ...train.state import pack, unpack
 from ..store import Trial, _plain
 from ..study import Settings, Speed
 from .base import Job, failed, measure_speeds, run_job, versions
@@ -125,7 +125,7 @@ class Checkpoint:
     def save(self, state: Mapping[str, Any]) -> None:
         tensors: dict[str, torch.Tensor] = {}
         # A copy on the CPU, since training goes on and the driver may have no GPU.
-        self.state = _unpack(_pack(dict(state), tensors), tensors)
+        self.state = unpack(pack(state, tensors), tensors)
         # The trial waits until it is taken: two of them may be too much for memory.
         self.worker.keep("save", self.key, self.state, full=1)
 
