@@ -113,4 +113,4 @@ def outer(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
 
 def _precision() -> str:
     """TF32 where matrix products may use it, else three products of TF32 that make up a float32."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
