@@ -221,7 +221,6 @@ def _make(
         curve=Curve(home / "curve.jsonl"),
         checkpoint=state,
         tick=tick,
-        capture=not asked["adversarial"],  # there the attack is what is captured
     )
     target.forget()
     weights = {name: t.cpu().contiguous() for name, t in model.state_dict().items()}
