@@ -77,6 +77,13 @@ def test_the_cost_is_beside_that_of_dense():
     assert "Cost" not in answers(result({"a": DENSE}, cost=dict.fromkeys(COSTS)))
 
 
+def test_of_many_arms_of_which_none_is_better_a_few_are_named():
+    values = {name: [0.5, 0.6, 0.7, 0.8, 0.9] for name in "abcdefg"}
+    found = answers(result(values, better=""))["Found"]
+    assert found.startswith("a: ") and "; d: " in found and "e: " not in found
+    assert found.endswith("; 3 more below.")
+
+
 def test_one_arm_one_seed_and_nothing():
     said = answers(result({"only": [0.9]}))
     assert said["Found"] == "only: Accuracy 90.0% on test data."

@@ -40,7 +40,9 @@ def answers(result: Result) -> dict[str, str]:
         said["How sure"] = f"{_sure(result, others, apart)} {_claims(result)}".strip()
     else:
         best = next(iter(means))
-        said["Found"] = "; ".join(_value(result, name) for name in means) + "."
+        named = [_value(result, name) for name in list(means)[:FEW]]
+        rest = f"; {len(means) - FEW} more below" if len(means) > FEW else ""
+        said["Found"] = f"{'; '.join(named)}{rest}."
         said["How sure"] = _claims(result) or f"{_seeds(result)}, and nothing to compare with."
     return said | _cost(result, best)
 
