@@ -4,7 +4,7 @@
 widths that are multiples of 16 bytes, no expanded gradient, no forward-mode AD, and compiles only
 in bf16 (torch 2.11 to 2.13). `grouped_mm` here lifts these limits: what the library's kernel
 refuses goes through a custom op of ours that multiplies expert by expert. In float32 on a GPU the
-library does so itself, and waits for the host; there the op can use kernels of ours (`KERNELS`).
+library does so itself, and waits for the host; there the op takes kernels of ours (kernels.py).
 (Forward-mode AD is the `dense` backend's: torch.compile refuses a function that brings its own.)
 
 Rows past `ends_E[-1]` come back uninitialised: nothing may read them.
@@ -13,15 +13,13 @@ Rows past `ends_E[-1]` come back uninitialised: nothing may read them.
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Our own kernels (kernels.py); asked for by MOIETY_KERNELS=1 until they are measured on a GPU.
-KERNELS = os.environ.get("MOIETY_KERNELS") == "1" and bool(importlib.util.find_spec("triton"))
+KERNELS = bool(importlib.util.find_spec("triton"))  # it comes with torch for GPUs
 
 
 def grouped_mm(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, OUT, DEEP = 64, 64, 32  # of a tile: rows, outputs, and inputs that are added at once
+ROWS, OUT, DEEP = 128, 64, 32  # of a tile: rows, outputs, and inputs that are added at once
 PARTS = 512  # programs that share a sum over rows, if there are rows for so many
 
 

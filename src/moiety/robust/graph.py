@@ -2,7 +2,7 @@
 
 Small models leave a GPU waiting for the host: a step of AutoPGD is a hundred launches of
 microseconds each. A step that itself waits for the host cannot be captured. A layer does that asks
-how many rows each expert has, as ours do in fp32 (unless MOIETY_KERNELS=1); computing all experts
+how many rows each expert has, as ours do in fp64; computing all experts
 for all rows needs no such answer, and where a step is faster so, it is captured so. Everything else
 runs as it is written, as all does on a CPU.
 """

@@ -146,18 +146,6 @@ def build(settings: Settings, *, seed: int, **pictures: Any) -> Vision:
         )
 
 
-def put(model: Vision, device: torch.device) -> Vision:
-    """Put a model on its device.
-
-    On a GPU an attack would capture the steps of layers that compute all their experts, which for
-    many experts holds gigabytes, and processes that share the GPU have not that much each.
-    """
-    for layer in (part for part in model.modules() if isinstance(part, MoE)):
-        if device.type == "cuda" and layer.experts.experts > 4:
-            layer.backend = "grouped"
-    return model.to(device)
-
-
 def flops(model: Vision, data: TensorDataset) -> float:
     """Forward FLOPs for an image, counted while the model runs."""
     x = data.tensors[0][:COUNTED]

@@ -42,7 +42,7 @@ from ...robust.attack import Attacks
 from ...robust.training import attack_batch
 from ...train import evaluate
 from ...train.loop import Recipe, train
-from .vision import Vision, augment, build, flops, pictures, put, router_of
+from .vision import Vision, augment, build, flops, pictures, router_of
 
 RECIPE = 1  # of the training; a change of the code that trains otherwise adds one
 ATTACK = 1  # and so of the code that attacks
@@ -96,8 +96,8 @@ FULL = SMALL | {
     "dim": 64,
     "depth": 6,
     "batch": 256,
-    "epochs": 12,
-    "adversarial_epochs": 3,
+    "epochs": 8,
+    "adversarial_epochs": 2,
     "adversarial_batch": 512,
     "images": 2000,
 }
@@ -209,7 +209,7 @@ def _make(
     """Train a model and write it; the description is last, so that with it all is there."""
     began = time.perf_counter()
     data, state = pictures(asked, device), Checkpoint(home / "state")
-    model = start or put(build(asked, seed=asked["seed"], **data.facts), device)
+    model = start or build(asked, seed=asked["seed"], **data.facts).to(device)
     target = Target(model)
     best = train(
         model,
@@ -221,6 +221,7 @@ def _make(
         curve=Curve(home / "curve.jsonl"),
         checkpoint=state,
         tick=tick,
+        capture=not asked["adversarial"],  # there the steps of the attack are
     )
     target.forget()
     weights = {name: t.cpu().contiguous() for name, t in model.state_dict().items()}
@@ -250,7 +251,7 @@ def _load(home: Path, asked: Mapping[str, Any], device: torch.device) -> Trained
     x, y = data.test.tensors
     known = ("clean", "validation", "flops", "parameters", "seconds")
     return Trained(
-        model=put(model, device).eval(),
+        model=model.to(device).eval(),
         x=x,
         y=y,
         curve=Curve(home / "curve.jsonl").rows(),
