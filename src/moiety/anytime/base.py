@@ -171,7 +171,7 @@ class Learner:
     def _fit(self, i: int, phase: Phase, saved: Mapping[str, Any] | None) -> Fit:
         seed = step_seed(self._phase_seed(phase), i)
         carried = self.carried[i]
-        fit = Fit(self.models[i], self.training, phase.train, phase.validation, seed, carried)
+        fit = self.training.begin(self.models[i], phase.train, phase.validation, seed, carried)
         if saved is not None:
             fit.restore(saved)
         return fit

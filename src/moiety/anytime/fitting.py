@@ -84,6 +84,17 @@ class Training:
         make, usual = METHODS[self.method]
         return make(parameters, lr=usual if self.lr is None else self.lr, **self.options)
 
+    def begin(
+        self,
+        model: nn.Module,
+        train: Examples,
+        validation: Examples,
+        seed: int,
+        carried: Mapping[str, Any] | None = None,
+    ) -> Fit:
+        """The training of a model in a phase; a kind of `Training` may have its own `Fit`."""
+        return Fit(model, self, train, validation, seed, carried)
+
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The cross entropy of classes or tokens, and the losses of routers."""
@@ -166,6 +177,10 @@ class Fit:
     def _advance(self, rows: Tensor) -> None:
         self.step += 1
         torch.manual_seed(step_seed(self.seed, self.step))
+        self.losses.append(self._update(rows))  # read after the epoch: a GPU need not wait
+
+    def _update(self, rows: Tensor) -> Tensor:
+        """The update by some examples; their loss before it."""
         batch = self.train.take(rows)
         x = batch.x if self.training.augment is None else self.training.augment(batch.x)
         self.model.train()
@@ -175,7 +190,7 @@ class Fit:
         if self.training.clip is not None:
             nn.utils.clip_grad_norm_(self.trained, self.training.clip)
         self.optimizer.step()
-        self.losses.append(loss.detach())  # read at the end of the epoch: a GPU need not wait
+        return loss.detach()
 
     def _check(self) -> None:
         """Measure validation after an epoch; keep the weights where they gained."""
