@@ -1,188 +1,262 @@
 """A run over a folder that is killed again and again, while files arrive and a reader looks on.
 
-    python killed.py FOLDER WAIT ACTS
+    python killed.py FOLDER WAIT "step:3 version current …"
 
-Every life of the run ends by SIGKILL at one of its syncs, renames, links, removals or answers of a
-model (growth and scoring answer): the first at the ACTS-th, each further one an act later, until
-one comes to the end. Prints as JSON where it was killed,
-what is the same as in a run that was left alone, and what the reader met. One process imports torch
-and forks for each life, so that a kill costs milliseconds.
+Every life of the run ends by SIGKILL at a place of `PLACES`, at its third occurrence or the like;
+the last one comes to the end. Meanwhile a second process writes files (see `arriving`) and a third
+loads `current` without pause. Prints as JSON how it went, beside a run that was left alone over the
+same journal. One process imports torch and forks for each life: a kill costs milliseconds.
 """
 
-import gzip
-import itertools
 import json
 import os
+import random
+import shutil
 import signal
 import sys
+import time
 import warnings
+from hashlib import sha256
 from pathlib import Path
 
+import arriving
 import torch
 
-from moiety.anytime import base
-from moiety.anytime.backbones import MLP
-from moiety.anytime.data import Examples
+from moiety.anytime import base, fitting
+from moiety.anytime.backbones import MLP, TreeMLP
 from moiety.anytime.fitting import Training
-from moiety.anytime.growing import GrowingEnsemble
-from moiety.anytime.learners import learner
+from moiety.anytime.learners import learner, learners
 from moiety.anytime.ledger import read_ledger, timeless
 from moiety.anytime.run import run_stream
 from moiety.anytime.stream import Folder
 from moiety.anytime.versions import load_current
+from moiety.io import read_json, read_lines
+from moiety.routing.tree import Tree
+from moiety.train.state import state_bytes
 
-FILES, ROWS = 7, 20
+LONGEST = 60.0  # seconds until a life must have met its end
+KINDS = {"growing-ensemble": MLP, "growing-moe": TreeMLP}
 
-
-class Read:
-    """Rows of numbers, the class last."""
-
-    classes = 3
-
-    def __call__(self, path):
-        text = gzip.decompress(path.read_bytes()).decode()
-        table = torch.tensor([list(map(float, row.split(","))) for row in text.split("\n")])
-        return Examples(table[:, :-1], table[:, -1].long())
-
-
-def text(number):
-    draw = torch.Generator().manual_seed(number)
-    y = torch.randint(3, (ROWS,), generator=draw)
-    x = torch.randn(ROWS, 4, generator=draw)
-    x[torch.arange(ROWS), y] += 3
-    return "\n".join(f"{','.join(map(str, row))},{c}" for row, c in zip(x.tolist(), y.tolist()))
-
-
-def write(inbox, number):
-    """A good file, and beside it what must not be taken: half a file, a corrupt one, a name."""
-    data = gzip.compress(text(number).encode(), mtime=0)
-    (inbox / f"{number}.csv.gz.part").write_bytes(data[: len(data) // 2])
-    (inbox / f"{number}-half.csv.gz").write_bytes(data[: len(data) // 2])
-    (inbox / f"{number}-bad.csv.gz").write_bytes(data[:-8] + bytes(8))
-    (inbox / f".{number}").write_bytes(data)
-    os.rename(inbox / f".{number}", inbox / f"{number}.csv.gz")
+# By name: what kind of moment it is, the act at which it happens, whether after or before the act
+# or with half a line on the disk, and, for files, the name of the act's target.
+PLACES = {
+    "step": ("phase", (fitting, "loss_of"), "before", ""),
+    "check": ("phase", (fitting.Fit, "_check"), "before", ""),
+    "checkpoint": ("write", (os, "replace"), "before", "phase.safetensors"),
+    "state": ("write", (os, "replace"), "before", "state.safetensors"),
+    "card": ("write", (os, "replace"), "before", "card.json"),
+    "version": ("write", (os, "rename"), "before", "0*"),
+    "link": ("current", (os, "symlink"), "before", ".current.tmp"),
+    "current": ("current", (os, "replace"), "before", "current"),
+    "switched": ("current", (os, "replace"), "after", "current"),
+    "grow": ("growth", (base.Learner, "_grow"), "before", ""),
+    "split": ("growth", (Tree, "split"), "before", ""),  # the second time, one layer has grown
+    "grown": ("growth", (base.Learner, "_grow"), "after", ""),
+    "journal": ("line", (os, "fsync"), "torn", "journal.jsonl"),
+    "phases": ("line", (os, "fsync"), "torn", "phases.jsonl"),
+    "ledger": ("line", (os, "fsync"), "torn", "ledger.jsonl"),
+    "anywhere": ("any", None, "", ""),  # by another process, at any moment
+}
 
 
-def live(inbox, out, wait):
-    """One life of the run."""
-    training = Training(epochs=2, batch=16, save_every=0.0)
-    made = learner("growing-ensemble", lambda seed: MLP(6, inputs=4, classes=3), training=training)
-    stream = Folder(inbox, out / "journal.jsonl", Read(), seed=1)
-    run_stream(stream, made, out=out, wait=wait, replay="0.5")
+# -- a life and its end ----------------------------------------------------------------------------
 
 
-def killer(last, where):
-    """Die before the last-th sync, rename, link, removal or answer of a model; say at which."""
-    count = itertools.count(1)
+def live(inbox, out, wait, follow=False):
+    """One life of the run; a fixed wait goes with an ensemble, another with a mixture."""
+    name = "growing-ensemble" if wait.isdecimal() else "growing-moe"
+    made = learner(
+        name,
+        lambda seed: KINDS[name](6, inputs=arriving.INPUTS, classes=arriving.Read.classes),
+        every=2,
+        training=Training(epochs=3, batch=16, save_every=0.0),
+    )
+    stream = Folder(inbox, out / "journal.jsonl", arriving.Read(), seed=1)
+    run_stream(stream, made, out=out, wait=wait, replay="0.5", follow=follow, pause=0.005)
 
-    def deadly(name, act):
+
+def arm(place, out):
+    """Make this process die at a place."""
+    name, _, times = place.partition(":")
+    _, act, when, target = PLACES[name]
+    left = int(times or 1)
+
+    def deadly(real):
         def run(*args, **words):
-            if next(count) == last:
-                on = Path(args[-1]).name if isinstance(args[-1], str | Path) else ""
-                where.write_text(f"{name} {on}".strip())
+            nonlocal left
+            here = _is_target(args, target, out)
+            left -= here
+            if here and not left and when != "after":
+                if when == "torn":
+                    os.truncate(args[0], os.fstat(args[0]).st_size - 7)
                 os.kill(os.getpid(), signal.SIGKILL)
-            return act(*args, **words)
+            result = real(*args, **words)
+            if here and not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
 
         return run
 
-    for name in ("fsync", "replace", "rename", "symlink", "unlink", "rmdir"):
-        setattr(os, name, deadly(name, getattr(os, name)))
-    base.Learner.predict = deadly("predict", base.Learner.predict)
-    GrowingEnsemble._grow = deadly("grow", GrowingEnsemble._grow)
+    for owner, attribute in _owners(*act):
+        setattr(owner, attribute, deadly(getattr(owner, attribute)))
 
 
-def fork(act, *args):
+def _owners(owner, attribute):
+    """The owner of a method, and the classes below it that have one of their own."""
+    below = owner.__subclasses__() if isinstance(owner, type) else []
+    found = [pair for each in below for pair in _owners(each, attribute)]
+    return [*found, (owner, attribute)] if attribute in vars(owner) else found
+
+
+def _is_target(args, target, out):
+    if not target:
+        return True
+    if isinstance(args[0], int):  # an open file
+        path = out / target
+        return path.exists() and os.path.samestat(os.fstat(args[0]), path.stat())
+    return Path(args[-1]).match(target)
+
+
+def fork(act, *args, **words):
     """Do it in a process of its own; returns its id."""
     child = os.fork()
     if child:
         return child
     try:
-        act(*args)
+        act(*args, **words)
     except BaseException as error:
         sys.stderr.write(f"{error!r}\n")
         os._exit(1)
     os._exit(0)
 
 
-def ended(child):
+def ended(child, what):
     """0, or minus the signal that a process died of."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    deadline = time.monotonic() + LONGEST
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise SystemExit(f"a life did not come to {what} within {LONGEST:g} s")
+
+
+# -- three processes -------------------------------------------------------------------------------
 
 
 def read_on(out, stop, told):
-    """Load `current` without pause until told to stop."""
-    loads, failures = 0, []
+    """Load `current` without pause until told to stop; a version must never change."""
+    loads, failures, digests = 0, [], {}
     while not stop.exists():
         try:
             state, card = load_current(out)
-            assert len(state["models"]) == card["phase"]
+            assert state["phases"] == card["phase"], "state and card of two versions"
+            digest = sha256(state_bytes(state)).hexdigest()
+            assert digests.setdefault(card["phase"], digest) == digest, "a version changed"
             loads += 1
         except Exception as error:
             if "no version yet" not in str(error):
                 failures.append(repr(error))
-    told.write_text(json.dumps({"loads": loads, "failures": failures}))
+    told.write_text(json.dumps({"loads": loads, "failures": failures, "versions": len(digests)}))
 
 
-def disturbed(folder, wait, acts):
-    """The run with kills, to its end; returns where it was killed."""
-    inbox, out = folder / "inbox", folder / "out"
-    inbox.mkdir(parents=True)
-    kills, arrived = [], 0
+def disturbed(folder, wait, places):
+    """The run, killed at each of the places while files arrive; then to its end."""
+    inbox, out, over = folder / "inbox", folder / "out", folder / "over"
+    draw = random.Random(0)
 
-    def mortal():
-        killer(acts + len(kills), folder / "where")
-        live(inbox, out, wait)
+    def mortal(place):
+        if place != "anywhere":
+            arm(place, out)
+        live(inbox, out, wait, follow=True)
 
-    while True:
-        if arrived < FILES:
-            arrived += 1
-            write(inbox, arrived)
-        code = ended(fork(mortal))
-        if code == 0 and arrived == FILES:
-            return kills
-        if code == -signal.SIGKILL:
-            kills.append((folder / "where").read_text())
-        elif code:
-            raise SystemExit(f"a life ended with {code} after {len(kills)} kills")
+    writer = fork(arriving.write_on, inbox, out / "ledger.jsonl", over, folder / "good.json")
+    try:
+        for number, place in enumerate(places):
+            child = fork(mortal, place)
+            if place == "anywhere":
+                time.sleep(draw.uniform(0.01, 0.4))
+                os.kill(child, signal.SIGKILL)
+            code = ended(child, place)
+            if code != -signal.SIGKILL:
+                raise SystemExit(f"life {number} ended with {code}, not at {place}")
+    finally:
+        over.touch()
+        written = ended(writer, "the last file")
+    if written or ended(fork(live, inbox, out, wait), "its end"):
+        raise SystemExit("the writer or the last life failed")
 
 
 def undisturbed(folder, wait):
-    """One life over all files."""
-    (folder / "inbox").mkdir(parents=True)
-    for number in range(1, FILES + 1):
-        write(folder / "inbox", number)
-    assert ended(fork(live, folder / "inbox", folder / "out", wait)) == 0
+    """One life over the journal of the other run."""
+    out = folder / "alone"
+    out.mkdir()
+    shutil.copy(folder / "out" / "journal.jsonl", out)
+    assert ended(fork(live, folder / "inbox", out, wait), "its end") == 0
 
 
-def weights(out):
-    return (out / "current" / "state.safetensors").read_bytes()
+# -- what is the same ------------------------------------------------------------------------------
 
 
-def main(folder, wait, acts):
+def lines(path):
+    return [json.loads(line) for line in read_lines(path)]
+
+
+def version(out, name):
+    path = out / "versions" / name
+    card = read_json(path / "card.json")
+    card["line"].pop("seconds")
+    return card, (path / "state.safetensors").read_bytes()
+
+
+def compare(folder):
+    """What must hold, by name."""
+    one, two = folder / "out", folder / "alone"
+    good = read_json(folder / "good.json")  # names and digests, as they were written
+    journal, phases = lines(one / "journal.jsonl"), lines(one / "phases.jsonl")
+    ledger = read_ledger(one / "ledger.jsonl")
+    used = [number for record in phases for number in record["numbers"]]
+    kept = sorted(os.listdir(one / "versions"))
+    return {
+        "no mega-batch lost": {entry["name"]: entry["sha256"] for entry in journal} == good,
+        "none twice": used == list(range(1, len(used) + 1)),
+        "a line for each": [line["t"] for line in ledger] == list(range(1, len(good) + 1)),
+        "journal": journal == lines(two / "journal.jsonl"),
+        "phases": phases == lines(two / "phases.jsonl"),
+        "ledger": timeless(ledger) == timeless(read_ledger(two / "ledger.jsonl")),
+        "files": sorted(os.listdir(one)) == sorted(os.listdir(two)),
+        "versions": kept == sorted(os.listdir(two / "versions")),
+        "weights": all(version(one, name) == version(two, name) for name in kept),
+        "current": os.readlink(one / "current") == os.readlink(two / "current"),
+    }
+
+
+def main(folder, wait, places):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # a forked process has none of its parent's threads
-    Training()  # makes torch import the rest of itself, once for all lives
+    Training(), learners()  # imports the rest of torch and of the learners, once for all lives
+    (folder / "inbox").mkdir(parents=True)
     stop, told = folder / "stop", folder / "told"
-    reader = fork(read_on, folder / "killed" / "out", stop, told)
+    reader = fork(read_on, folder / "out", stop, told)
     try:
-        kills = disturbed(folder / "killed", wait, acts)
+        disturbed(folder, wait, places)
     finally:
         stop.touch()
-        ended(reader)
-    undisturbed(folder / "alone", wait)
-    one, two = folder / "killed" / "out", folder / "alone" / "out"
-    same = {
-        "journal": (one / "journal.jsonl").read_text() == (two / "journal.jsonl").read_text(),
-        "phases": (one / "phases.jsonl").read_text() == (two / "phases.jsonl").read_text(),
-        "ledger": timeless(read_ledger(one / "ledger.jsonl"))
-        == timeless(read_ledger(two / "ledger.jsonl")),
-        "weights": weights(one) == weights(two),
-        "files": sorted(os.listdir(one)) == sorted(os.listdir(two)),
-        "versions": sorted(os.listdir(one / "versions")) == sorted(os.listdir(two / "versions")),
+        ended(reader, "its last load")
+    undisturbed(folder, wait)
+    ledger = read_ledger(folder / "out" / "ledger.jsonl")
+    report = {
+        "kills": [PLACES[place.partition(":")[0]][0] for place in places],
+        "holds": compare(folder),
+        "mega_batches": len(ledger),
+        "phases": ledger[-1]["phase"],
+        "growths": sum(line["growth"] is not None for line in ledger),
+        **json.loads(told.read_text()),
     }
-    report = {"kills": kills, "same": same, **json.loads(told.read_text())}
     sys.stdout.write(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3].split())
