@@ -30,7 +30,9 @@ class Draws(TorchFunctionMode):
         self.copy = copy  # the number of the copy, vmapped over
 
     def many(self, kind: str, p: float, shape: tuple[int, ...], like: dict[str, Any]) -> Tensor:
-        """`[S, *shape]`, "uniform", "normal" or (one with probability p, else zero) "bernoulli"."""
+        """`[S, *shape]`: "uniform", "normal", (one with probability p, else zero) "bernoulli", or
+        "random": whole numbers from 0 to below p.
+        """
         raise NotImplementedError
 
     def __torch_function__(
@@ -44,7 +46,16 @@ class Draws(TorchFunctionMode):
         if func in (torch.rand, torch.randn) and "generator" not in kwargs:
             size = args[0] if args and isinstance(args[0], Sequence) else args
             return self.draw(_KIND[func], kwargs.pop("size", size), kwargs)
+        if func is torch.randint and "generator" not in kwargs:
+            return self.whole(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def whole(self, *args: Any, size: Sequence[int] | None = None, **kwargs: Any) -> Tensor:
+        """`torch.randint`, called with (high, size) or (low, high, size)."""
+        bounds = [arg for arg in args if not isinstance(arg, Sequence)]
+        low, high = ([0, *bounds] if len(bounds) == 1 else bounds)[:2]
+        like = {"dtype": torch.long, **kwargs}
+        return low + self.draw("random", args[-1] if size is None else size, like, high - low)
 
     def dropout(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -79,7 +90,7 @@ class ByGenerator(Draws):
     def many(self, kind: str, p: float, shape: tuple[int, ...], like: dict[str, Any]) -> Tensor:
         self.made = self.made or list(self.generators)  # made only where something is drawn
         empty = [torch.empty(shape, **like) for _ in self.made]
-        args = (p,) if kind == "bernoulli" else ()
+        args = {"bernoulli": (p,), "random": (0, p)}.get(kind, ())
         fill = [getattr(t, f"{kind}_") for t in empty]
         return torch.stack([f(*args, generator=g) for f, g in zip(fill, self.made)])
 
@@ -99,7 +110,10 @@ class ByCounter(Draws):
         from . import kernels
 
         self.draws += 1
-        drawn = kernels.draw(self.seed_S, self.step, self.draws, kind, p, shape)
+        name = "uniform" if kind == "random" else kind
+        drawn = kernels.draw(self.seed_S, self.step, self.draws, name, p, shape)
+        if kind == "random":  # rounding may bring the largest to p itself
+            drawn = (drawn * p).floor().clamp(max=p - 1)
         return drawn.to(like.get("dtype") or torch.get_default_dtype())
 
 

@@ -96,17 +96,25 @@ class Stacked:
         like = {name: grads[name] if self.apart else p for name, p in params.items()}
         flat, self.params = _side_by_side(like)
         own = [_side_by_side(like) for _ in range(moments)]
-        for average, _ in own:
-            average += column(numbers[START[optimizer]], average) if optimizer in START else 0.0
         # What is updated at once: a tensor and its running averages.
         self.parts = [*zip(*(views.values() for views in (self.params, *(v for _, v in own))))]
         if not self.apart:
             self.parts = [(flat, *(average for average, _ in own))]
             self.grad, self.slots = _side_by_side(like)
             self.zeros = flat.new_zeros(len(flat), ALIGN)
+        self.start_S = numbers[START[optimizer]] if optimizer in START else None
+        self.reset()
         for name, p in params.items():
             self.params[name].copy_(p.detach())
             self.params[name].requires_grad_()
+
+    def reset(self) -> None:
+        """Forget all steps, in place, as a captured step needs it."""
+        for _, *averages in self.parts:
+            for average in averages:
+                average.zero_()
+                if self.start_S is not None:
+                    average += column(self.start_S, average)
 
     def take(self, grads: dict[str, Tensor]) -> list[Tensor]:
         """The gradients `[S, …]` of the parameters, one for each part."""
