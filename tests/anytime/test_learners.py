@@ -83,6 +83,20 @@ def test_members_trained_together_end_as_those_trained_alone(words):
     assert alone.bytes() == together.bytes()
 
 
+def noisy(x):
+    """Shift and mirror rows of numbers as images, and add noise."""
+    return crop_flip(x.view(-1, 1, 4, 4), padding=1).flatten(1) + 0.1 * torch.randn_like(x)
+
+
+def test_members_trained_together_augment_each_with_its_own_random_numbers():
+    training = Training(epochs=3, batch=32, augment=noisy)
+    alone = trained("ensemble", learning.with_dropout, training=training)
+    together = trained("ensemble", learning.with_dropout, training=training, together=True)
+    plain = trained("ensemble", learning.with_dropout, training=Training(epochs=3, batch=32))
+    torch.testing.assert_close(alone.predict(X), together.predict(X), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(alone.predict(X), plain.predict(X), atol=1e-2)
+
+
 def test_scratch_starts_from_other_weights_at_each_phase():
     scratch = learner("single", mlp, start="scratch", training=SHORT)
     first = weights(scratch.models[0])
@@ -238,7 +252,11 @@ def test_tokens_are_learned_like_classes():
         ("single", {"start": "scratch", "optimizer": "carry"}, 'goes with start="warm"'),
         ("ensemble", {"members": 0}, "members must be"),
         ("ensemble", {"together": True, "optimizer": "carry"}, "goes with together=False"),
-        ("ensemble", {"together": True, "training": Training(augment=crop_flip)}, "with augment"),
+        (
+            "ensemble",
+            {"together": True, "training": Training(options={"maximize": True})},
+            "with the option 'maximize'",
+        ),
         ("mixture", {"together": True}, "always train together"),
         ("growing-ensemble", {"every": 0}, "every must be"),
         ("growing-ensemble", {"new": "old"}, "new must be"),

@@ -2,9 +2,9 @@
 
 learner("ensemble", make, members=8, together=True)
 
-`train.fit_many` takes the orders, random numbers and rules of `Fit`, so that the members end where
-`Fit` leaves them, to round-off. It has no state: a phase that is killed begins again, and ends in
-the same bits.
+`train.fit_many` takes the orders, random numbers and rules of `Fit`, so that on a CPU the members
+end where `Fit` leaves them, to round-off; a GPU draws numbers of its own. It has no state: a phase
+that is killed begins again, and ends in the same bits.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ OPTIONS = ("rho", "eps", "momentum", "nesterov", "betas", "weight_decay")
 def check_together(training: Training) -> None:
     """Raise where the members cannot be trained in one program."""
     strange = [name for name in training.options if name not in OPTIONS]
-    if strange or training.augment is not None:
-        what = f"the option {strange[0]!r}" if strange else "augment"
-        raise ValueError(f"members cannot be trained together with {what}: set together=False")
+    if strange:
+        raise ValueError(
+            f"members cannot be trained together with the option {strange[0]!r}: set together=False"
+        )
 
 
 def fit_together(fits: Sequence[Fit], tick: Callable[[float], None] | None = None) -> None:
@@ -39,7 +40,7 @@ def fit_together(fits: Sequence[Fit], tick: Callable[[float], None] | None = Non
     models = {fit.seed: fit.model for fit in fits}
     held = len(first.validation) > 0
     fitted = fit_many(
-        lambda seed: copy.deepcopy(models[seed]).train(),
+        lambda seed: _augmented(copy.deepcopy(models[seed]), training.augment).train(),
         _dataset(first.train),
         seeds=list(models),
         steps=int(first.last),
@@ -59,13 +60,29 @@ def fit_together(fits: Sequence[Fit], tick: Callable[[float], None] | None = Non
     for fit, model, history, kept in ends:
         if not all(map(math.isfinite, history.loss)):
             raise ValueError(f"the loss became infinite within {len(history.loss)} steps: lower lr")
-        fit.model.load_state_dict(model.state_dict())
+        plain = model.model if isinstance(model, Augmented) else model
+        fit.model.load_state_dict(plain.state_dict())
         fit.model.eval()
         fit.step, fit.checks = len(history.loss), len(history.validation)
         fit.optimizer_bytes = _state_bytes(fit)
         if held:
             value = history.validation[kept]
             fit.best = -value if training.score == "loss" else 1 - value
+
+
+class Augmented(nn.Module):
+    """A model that sees its training inputs augmented, with the random numbers of its own copy."""
+
+    def __init__(self, model: nn.Module, augment: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.augment = model, augment
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(self.augment(x) if self.training else x)
+
+
+def _augmented(model: nn.Module, augment: Callable[[Tensor], Tensor] | None) -> nn.Module:
+    return model if augment is None else Augmented(model, augment)
 
 
 def _state_bytes(fit: Fit) -> int:
