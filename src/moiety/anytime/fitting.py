@@ -233,11 +233,7 @@ class Fit:
 
     def batches(self) -> dict[int, int]:
         """How many steps were taken with batches of each size."""
-        rest = len(self.train) - (self.per_epoch - 1) * self.training.batch
-        epochs, begun = divmod(self.step, self.per_epoch)
-        sizes = {min(self.training.batch, len(self.train)): epochs * (self.per_epoch - 1) + begun}
-        sizes[rest] = sizes.get(rest, 0) + epochs
-        return {size: steps for size, steps in sizes.items() if steps}
+        return batch_sizes(len(self.train), self.training.batch, self.step)
 
     def _weights(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -255,6 +251,16 @@ class Fit:
         self.losses = list(state["losses"].to(self.device))
         self.kept = dict(state["kept"])
         self.optimizer.load_state_dict(state["now"])
+
+
+def batch_sizes(rows: int, batch: int, steps: int) -> dict[int, int]:
+    """How many of so many steps over some rows are taken with batches of each size."""
+    per_epoch = math.ceil(rows / batch)
+    epochs, begun = divmod(steps, per_epoch)
+    sizes = {min(batch, rows): epochs * (per_epoch - 1) + begun}
+    rest = rows - (per_epoch - 1) * batch
+    sizes[rest] = sizes.get(rest, 0) + epochs
+    return {size: taken for size, taken in sizes.items() if taken}
 
 
 def tensor_bytes(state: Any) -> int:
