@@ -54,7 +54,7 @@ def fit_together(fits: Sequence[Fit], tick: Callable[[float], None] | None = Non
         min_gain=training.min_gain,
         on_step=(lambda step: tick(step / first.last)) if tick else None,
         optimizer=training.method,
-        **_numbers(training),
+        **numbers_of(training),
     )
     ends = zip(fits, fitted.models(), fitted.history, fitted.best_step)
     for fit, model, history, kept in ends:
@@ -95,7 +95,7 @@ def _state_bytes(fit: Fit) -> int:
     return tensor_bytes(optimizer.state_dict())
 
 
-def _numbers(training: Training) -> dict[str, Any]:
+def numbers_of(training: Training) -> dict[str, Any]:
     """The words of `fit_many` for the numbers of a torch optimizer."""
     group = training.optimizer([nn.Parameter(torch.zeros(1))]).param_groups[0]
     known = {name: float(group[name]) for name in OPTIONS if name in group and name != "betas"}
