@@ -8,19 +8,18 @@ nats per token, of which 0.01 is one percent of perplexity whatever its level.
 The time at full scale, by which the tokens of a mega-batch were chosen (a guess, before any run on
 a GPU; `python -m moiety.studies.anytime.language full cuda` measures it):
 
-    FLOPs a token, forward and backward:   base 28 M, large 135 M (counted)
+    FLOPs a token, forward and backward:   base 27 M, large 119 M (counted)
     a phase of one model:                  2048 sequences × 256 tokens × 4 passes = 2.1 M tokens
     language: models × phases, each size:  (3 SM + 2 Ens + 1 half Ens + gEns + 2 gMoE) × 4 = 36
     sequential (see there), each size:     2 members × (4 + 3 + 4) = 22
-    both, 5 seeds:                         58 × 2.1 M × (28 M + 135 M) × 5 = 9.9e16 FLOPs
-    at 50 (base) and 100 (large) TFLOP/s:  5.7 + 13.7 = 19.4 minutes, and about 1 for tests
+    both, 5 seeds:                         58 × 2.1 M × (27 M + 119 M) × 5 = 8.9e16 FLOPs
+    at 50 (base) and 100 (large) TFLOP/s:  5.5 + 12 minutes, and about 1 for tests
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
@@ -154,21 +153,20 @@ def phase_steps(settings: Settings) -> int:
     return models * passes(settings) * settings["sequences"] // settings["batch"]
 
 
-def tell_projected(
-    which: Study, phases: Mapping[str, int], scale: str, device: str, steps: int = 20
-) -> str:
+def tell_projected(which: Study, phases: int, scale: str, device: str) -> str:
     """The time of a scale in words: the steps of all trials, one after the other.
 
-    phases: of an arm, by its size. Workers that share a GPU make it shorter.
+    phases: of the models of an arm, with training as long as that of one mega-batch. Workers that
+    share a GPU make it shorter.
     """
     chosen, lines, whole = which.scale(scale), [], 0.0
     sized = [{**chosen.settings, **arm} for arm in which.arms.values() if "size" in arm]
-    for size, count in phases.items():
+    for size in dict.fromkeys(arm["size"] for arm in sized):
         arms = [arm for arm in sized if arm["size"] == size]
-        seconds = step_seconds({**arms[0], "experts": 8}, torch.device(device), steps)
-        number = count * sum(phase_steps(arm) for arm in arms)
-        whole += chosen.seeds * number * seconds
-        lines.append(f"{size}: {1000 * seconds:.1f} ms a step, {number} steps a seed")
+        seconds = step_seconds({**arms[0], "experts": 8}, torch.device(device))
+        steps = phases * sum(phase_steps(arm) for arm in arms)
+        whole += chosen.seeds * steps * seconds
+        lines.append(f"{size}: {1000 * seconds:.1f} ms a step, {steps} steps a seed")
     return "\n".join([*lines, f"{which.name}, {chosen.seeds} seeds: {whole / 60:.1f} min"])
 
 
@@ -237,7 +235,7 @@ METRICS = {
     "answer": plain("GFLOPs of a sequence at the end", ".3g"),
     "gap": Metric("Largest change by growth", "lower", ".2g", "validation"),
 }
-SMOKE = {
+SMOKE: dict[str, Any] = {
     "text": "made up",
     "batches": 2,
     "vocabulary": 290,
@@ -334,6 +332,5 @@ study = Study(
 )
 
 if __name__ == "__main__":
-    Console().print(
-        tell_projected(study, {BASE: FULL["batches"], LARGE: FULL["batches"]}, *sys.argv[1:])
-    )
+    scale, device = sys.argv[1:]
+    Console().print(tell_projected(study, study.scale(scale).settings["batches"], scale, device))

@@ -102,7 +102,7 @@ def byte_pairs(texts: Sequence[str], vocabulary: int) -> Tokenizer:
 
 def blocks(tokenizer: Tokenizer, texts: Sequence[str], length: int, most: int) -> Examples:
     """So many sequences of the texts, one text after the other, each with a token at its end."""
-    end, wanted = tokenizer.token_to_id(END), most * length + 1
+    end, wanted = tokenizer.get_vocab()[END], most * length + 1
     tokens: list[int] = []
     for start in range(0, len(texts), CHUNK):  # what is not wanted need not be encoded
         encoded = tokenizer.encode_batch_fast(texts[start : start + CHUNK])

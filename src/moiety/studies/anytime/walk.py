@@ -55,9 +55,11 @@ def walk(
     lines: list[Line] = []
     if saved:
         lines = list(saved["before"])
-        learner.load(saved["learner"] if "learner" in saved else saved["now"]["learner"])
-    for line in lines if on_line else []:
-        on_line(line)
+        if saved["now"] is None:  # between two phases; within one, the learner takes over its own
+            learner.load(saved["learner"])
+    if on_line:
+        for line in lines:
+            on_line(line)
     last = time.monotonic()
     for batch in batches[len(lines) :]:
         phase = Phase(
