@@ -9,7 +9,7 @@ from torch import nn
 from moiety.anytime.backbones import crop_flip
 from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Fit, Training
-from moiety.anytime.together import _numbers
+from moiety.anytime.together import numbers_of
 from moiety.train.phased import Phased, Rules
 
 CLASSES, ROWS = 3, 90
@@ -54,7 +54,7 @@ def rows_of(copies, phase):
 
 
 def rules_of(training):
-    numbers = _numbers(training)
+    numbers = numbers_of(training)
     words = {name: getattr(training, name) for name in ("batch", "epochs", "patience", "min_gain")}
     words |= {"score": training.score, "augment": training.augment}
     return Rules(optimizer=training.method, **numbers, **words)
