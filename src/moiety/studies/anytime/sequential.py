@@ -23,7 +23,7 @@ from ...lab.study import Metric, Metrics, Running, Scale, Study
 from . import PAPER, language
 from .language import BASE, KINDS, LARGE, TEXT_DEVIATIONS, TEXT_NOTES, make, tell_projected
 from .text import Corpus, corpus_of
-from .walk import Under, walk
+from .walk import Tick, Under, part_of, walk
 
 LENGTHS = (3, 4)  # mega-batches; the paper's k
 IID, SMALL_ONE, BIG = "i.i.d.", "small", "big"
@@ -41,17 +41,18 @@ def run(running: Running) -> Metrics:
     found: dict[str, Any] = dict(saved["before"]) if saved else {}
     for number, part in enumerate(parts):
         if str(part) not in found:
-            found[str(part)] = _part(running, corpus, part, dict(found), number / len(parts))
+            tick = part_of(running.tick, number, len(parts))
+            found[str(part)] = _part(running, corpus, part, dict(found), tick)
     for t, nats in enumerate(found["sequential"]["losses"], start=1):
         running.curve.append(t, loss=nats)
     return metrics_of(found)
 
 
 def _part(
-    running: Running, corpus: Corpus, part: str | int, before: dict[str, Any], done: float
+    running: Running, corpus: Corpus, part: str | int, before: dict[str, Any], tick: Tick | None
 ) -> dict[str, Any]:
     """Train one way: the losses on the test after each phase, parameters and FLOPs."""
-    settings, seed, share = running.settings, running.seed, 1 / (1 + len(LENGTHS))
+    settings, seed = running.settings, running.seed
     lines = walk(
         make(settings, corpus, seed, running.device),
         [corpus.joined(part)] if isinstance(part, int) else corpus.batches,
@@ -59,7 +60,7 @@ def _part(
         seed=seed,
         metric="perplexity",
         checkpoint=Under(running.checkpoint, before),
-        tick=lambda now: running.tick(done + share * now),
+        tick=tick,
     )
     return told(lines)
 

@@ -19,6 +19,8 @@ from ...anytime.data import Batch, Examples
 from ...anytime.ledger import Line, score
 from ...train.loop import Checkpoint
 
+Tick = Callable[[float], None]
+
 
 class Under:
     """The checkpoint of one part of a trial, saved together with what the parts before it gave."""
@@ -43,7 +45,7 @@ def walk(
     seed: int,
     metric: str,
     checkpoint: Checkpoint | None = None,
-    tick: Callable[[float], None] | None = None,
+    tick: Tick | None = None,
     on_line: Callable[[Line], None] | None = None,
 ) -> list[Line]:
     """Train a learner on mega-batch after mega-batch; returns the ledger.
@@ -67,7 +69,7 @@ def walk(
             validation=batch.validation,
             number=batch.number,
             seed=seed,
-            tick=_part(tick, len(lines), len(batches)),
+            tick=part_of(tick, len(lines), len(batches)),
             checkpoint=Under(checkpoint, list(lines)) if checkpoint else None,
         )
         lines.append(_line(learner, phase, test, metric))
@@ -79,9 +81,9 @@ def walk(
     return lines
 
 
-def _part(tick: Callable[[float], None] | None, done: int, of: int) -> Any:
-    """What tells the share of one part as a share of all."""
-    return (lambda share: tick((done + share) / of)) if tick else None
+def part_of(tick: Tick | None, done: int, count: int) -> Tick | None:
+    """What tells the share of one part as a share of so many."""
+    return (lambda share: tick((done + share) / count)) if tick else None
 
 
 def _line(learner: Learner, phase: Phase, test: Examples, metric: str) -> Line:
