@@ -96,8 +96,7 @@ def test_a_policy_that_looks_at_results_runs_a_learner_alone(tmp_path):
     same(mine, library("single", 3, tmp_path, wait="plateau:0.2:4"))
     assert [line["trained"] for line in mine] != [True] * BATCHES
     with pytest.raises(ValueError, match="run each alone"):
-        for seed in range(20):  # some seeds differ
-            run_cell(plateau, [seed, seed + 1], ["single"])
+        run_cell(plateau, range(12), ["single"])  # some seeds differ
 
 
 def test_replay_with_the_steps_of_a_course_without():
