@@ -45,7 +45,7 @@ def transformer(seed: int) -> nn.Module:
     """One block with a sparse layer."""
 
     def layer(dim: int) -> nn.Module:
-        return MoE("switch", 2, dim=dim, hidden=8, capacity_factor=None)
+        return MoE("switch", 2, dim=dim, hidden=8)
 
     return PatchTransformer(
         patches=4, patch_dim=4, classes=2, dim=8, depth=1, heads=2, feedforward=layer
