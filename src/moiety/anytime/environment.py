@@ -11,12 +11,13 @@ the version (which holds the line of the ledger), `current`, the line itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .. import io
+from .apart import check_apart
 from .base import Learner, Phase
 from .data import Batch, Examples, row_keys
 from .ledger import FLOPS, Ledger, Line, chance, score
@@ -49,6 +50,7 @@ class Environment:
         seed: int,
         overlap: float,
         tick: Callable[[int, float], None] | None,
+        words: Mapping[str, Any] | None = None,
     ) -> None:
         self.stream, self.learner, self.out = stream, learner, out
         self.wait, self.test, self.seed, self.overlap, self.tick = wait, test, seed, overlap, tick
@@ -59,7 +61,9 @@ class Environment:
         self.records = Records(out / "phases.jsonl")
         self.waiting: list[Batch] = []
         self.words = {
-            "learner": learner.name,
+            **(words or {}),
+            **learner.words(),
+            "learner_seed": learner.seed,
             "parameters": learner.parameters(),
             "wait": str(wait),
             "replay": str(replay),
@@ -150,12 +154,8 @@ class Environment:
                 f"{what} holds class {highest}, but the stream has {self.stream.classes} classes "
                 "from 0 on; a model cannot answer with others"
             )
-        both = row_keys(_all(batch)) & self.tested
-        if len(both) > self.overlap * batch.rows:
-            raise ValueError(
-                f"{len(both)} of the {batch.rows} rows of {what} are in the test set, too; take "
-                "them out of one of the two"
-            )
+        then = "take them out of one of the two and start in another folder"
+        check_apart(_all(batch), self.tested, self.overlap, what, then)
 
     def ready(self) -> bool:
         """Whether a phase begins now: as was journalled, else as the policy says."""
@@ -257,7 +257,7 @@ def _same_words(path: Path, words: dict[str, Any]) -> None:
         return
     for word, old in io.read_json(path).items():
         if words.get(word) != old:
-            raise ValueError(
-                f"{path.parent} holds a run with {word} = {old}, not {words.get(word)}; "
-                "give the same, or another folder"
-            )
+            what = f"with {word} = {old}, not {words.get(word)}"
+            if word == "test":  # a digest, which says nothing to a reader
+                what = "that is scored on another test set" if old else "without a test set"
+            raise ValueError(f"{path.parent} holds a run {what}; give the same, or another folder")

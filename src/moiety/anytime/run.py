@@ -11,7 +11,7 @@
 | `ledger.jsonl` | a line for each time t, see `ledger` |
 | `phases.jsonl` | what each phase uses, written before it trains |
 | `versions/0007`, `current` | the learner after phase 7 with its card; the newest, see `versions` |
-| `run.json` | the words of the run; another run cannot go on here |
+| `run.json` | the words of the run: learner, options, policies, seed; other words are refused |
 
 It may be killed at any moment and started again with the same words: the weights and the ledger
 become those of a run that was left alone, wall time excepted.
@@ -19,10 +19,13 @@ become those of a run that was left alone, wall time excepted.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import io
 from .base import Learner
@@ -62,6 +65,7 @@ def run_stream(
     on_line: Callable[[Line], None] | None = None,
     on_seen: Callable[[list[Seen]], None] | None = None,
     tick: Callable[[int, float], None] | None = None,
+    words: Mapping[str, Any] | None = None,
 ) -> Result:
     """Let a learner go through what has arrived, or go on where it was stopped.
 
@@ -73,13 +77,15 @@ def run_stream(
     follow    keep looking for arrivals every `pause` seconds, until interrupted or the stream ends
     on_line, on_seen, tick   called with a new line of the ledger; with what each look at the stream
               met; and with the phase and the share of it that is done
+    words     what else must stay the same when a run goes on, such as the width of a model: plain
+              values, kept in run.json beside those of learner and policies
 
     What still waits when a stream of known length ends is trained on then; a stream without an end
     lets it wait, so that what happens depends on the journal alone.
     """
     out = Path(out)
     policies = read_wait(wait), read_replay(replay)
-    with io.lease(out):
+    with _room(out), io.lease(out):
         seen = _look(stream, on_seen)
         while not stream.known():
             if not follow:
@@ -88,7 +94,7 @@ def run_stream(
             seen = _look(stream, on_seen)
         made = learner(stream[1]) if callable(learner) else learner
         tests = test(stream[1]) if callable(test) else test
-        run = Environment(stream, made, out, *policies, tests, seed, overlap, tick)
+        run = Environment(stream, made, out, *policies, tests, seed, overlap, tick, words)
         run.resume()
         while True:
             while run.t < stream.known():
@@ -101,6 +107,22 @@ def run_stream(
             seen = _look(stream, on_seen)
         left = [one for one in seen if one.number is None]
         return Result(run.ledger.lines, made, [batch.number for batch in run.waiting], left)
+
+
+@contextlib.contextmanager
+def _room(out: Path) -> Iterator[None]:
+    """Say in a sentence that a disk is full, and that this loses nothing."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        full = OSError(
+            f"{error.strerror}: what {out} holds is whole, and nothing is lost; make room, and "
+            "start again with the same words"
+        )
+        full.errno = error.errno
+        raise full from error
 
 
 def _nothing(seen: list[Seen]) -> str:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ..data import Problem, Split
+from .apart import Apart, BadTest
 from .arrivals import DONE, Incomplete, candidates, prove
 from .data import Batch, Examples, problem_examples, shuffled, split_rows
 from .journal import Entry, Journal, Stamp
@@ -147,6 +148,9 @@ class Folder(Stream):
     `read` makes examples of a file, and refuses with a `ValueError` what it cannot use; the first
     file that it is given sets the form of all later ones (see `readers.Reader`). Plain files need
     a NAME.done beside them, or `settle` seconds without a change (see `arrivals`).
+
+    `test` is a file to score on, in the form of the others: a file that has more than the share
+    `overlap` of its rows in common with it is not taken.
     """
 
     def __init__(
@@ -156,11 +160,14 @@ class Folder(Stream):
         read: Callable[[Path], Examples],
         *,
         settle: float | None = None,
+        test: str | os.PathLike[str] | None = None,
+        overlap: float = 0.01,
         seed: int = 0,
         validation: float = 0.1,
     ) -> None:
         super().__init__(seed=seed, validation=validation)
         self.path, self.read, self.settle = Path(path), read, settle
+        self.apart = None if test is None else Apart(Path(test), overlap)
         if Path(journal).resolve().parent == self.path.resolve():
             raise ValueError(f"{journal} lies among the data; give the journal another folder")
         if settle is not None:
@@ -191,6 +198,13 @@ class Folder(Stream):
             raise ValueError("the reader does not say how many classes there are; set its classes")
         return int(classes)
 
+    def test(self) -> Examples:
+        """The test file's examples, once there is a first mega-batch to give them its form."""
+        if self.apart is None:
+            raise ValueError("this folder was given no test file")
+        self._form()
+        return self.apart.read(self.read)
+
     def poll(self) -> list[Seen]:
         """Take what is whole into the journal, in the order of names; list the rest."""
         self._form()
@@ -214,6 +228,8 @@ class Folder(Stream):
             return Seen(path.name, reason=reason)
         try:
             entry, warning = self._take(path)
+        except BadTest:  # no fault of this file
+            raise
         except ValueError as error:
             self._refused[path.name] = (stamp, str(error))
             return Seen(path.name, reason=str(error))
@@ -227,6 +243,8 @@ class Folder(Stream):
             # Read before it is journalled: what cannot be used must not take a number.
             examples = read(path)
             split_rows(len(examples), self.validation, self.seed, self.known() + 1)
+            if self.apart is not None:
+                self.apart.check(read, examples, path.name)
             if Stamp.of(path) != proof.stamp:
                 raise Incomplete("it is still being written")
         except OSError as error:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from ..anytime.base import Learner
-    from ..anytime.data import Batch, Examples
-    from ..anytime.run import Result
-    from ..anytime.stream import Seen, Stream
+from . import advising
+from .asked import Model, build, data_set, folder, read_options, refuse_of_folders
 
-Model = Literal["mlp", "vgg19"]
+if TYPE_CHECKING:
+    from ...anytime.base import Learner
+    from ...anytime.data import Batch, Examples
+    from ...anytime.run import Result
+    from ...anytime.stream import Seen, Stream
 
 
 def command(
@@ -56,6 +56,9 @@ def command(
     settle: Annotated[
         float | None, typer.Option(help="Take plain files without a .done after so many seconds.")
     ] = None,
+    overlap: Annotated[
+        float, typer.Option(help="Share of the rows of a file that may be in the test set, too.")
+    ] = 0.01,
     watch: Annotated[bool, typer.Option("--watch", help="Keep looking for arrivals.")] = False,
     epochs: Annotated[int, typer.Option(min=1, help="Of a phase, at most.")] = 100,
     method: Annotated[str, typer.Option(help="adadelta, sgd, adam or adamw.")] = "adadelta",
@@ -66,12 +69,23 @@ def command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what has arrived; train and keep nothing.")
     ] = False,
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Try waits, and growing, on the first mega-batches.")
+    ] = False,
+    first: Annotated[
+        int | None, typer.Option(help="Mega-batches to try on (--advise); 8, or what is there.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="To try each with (--advise), at least 5.")] = 5,
+    budget: Annotated[str, typer.Option(help="Time for --advise, such as 90s or 1h.")] = "10m",
+    margin: Annotated[
+        float, typer.Option(help="Smallest difference in error that matters (--advise).")
+    ] = 0.01,
 ) -> None:
     """Train whenever enough has arrived; OUT/current is always the newest model."""
-    from ..anytime.fitting import Training
-    from ..anytime.policies import read_replay, read_wait
-    from ..anytime.run import run_stream
-    from ..train import find_device
+    from ...anytime.fitting import Training
+    from ...anytime.policies import read_replay, read_wait
+    from ...anytime.run import run_stream
+    from ...train import find_device
 
     where, waiting, replayed = find_device(device), read_wait(wait), read_replay(replay)
     training = Training(epochs=epochs, method=method, lr=lr)
@@ -81,16 +95,22 @@ def command(
         return build(model, width, learner, options, first, source.classes)
 
     with tempfile.TemporaryDirectory() as scratch:
-        journal = Path(scratch if dry_run else out) / "journal.jsonl"
+        journal = Path(scratch if dry_run else out / "advice" if advise else out) / "journal.jsonl"
         tests: Examples | Callable[[Batch], Examples] | None
         if batches is None:
             named = None if classes is None else [word.strip() for word in classes.split(",")]
-            source, tests = folder(stream, journal, target, named, test, settle, seed)
+            scored = None if advise else test  # advice never looks at the test set
+            source, tests = folder(stream, journal, target, named, scored, settle, overlap, seed)
         else:
             refuse_of_folders(classes=classes, settle=settle, test=test, watch=watch or None)
             source, tests = data_set(stream, batches, target, data_dir, seed)
         if dry_run:
             tell_plan(source, make)
+            return
+        if advise:
+            arms = advising.makers(model, width, learner, options, source)
+            words = {"first": first, "seeds": seeds, "replay": replayed}
+            advising.run(source, arms, out / "advice", budget, margin, Teller(), **words)
             return
         result = run_stream(
             source,
@@ -99,105 +119,14 @@ def command(
             wait=waiting,
             replay=replayed,
             test=tests,
+            overlap=overlap,
             seed=seed,
             follow=watch,
             on_line=tell_line,
             on_seen=Teller(),
+            words={"model": model, "width": width, "target": target, "classes": classes},
         )
     tell_result(result, out)
-
-
-# -- what was asked for ----------------------------------------------------------------------------
-
-
-def read_options(given: list[str]) -> dict[str, Any]:
-    """`["members=3", "start=scratch"]` as words and values."""
-    options: dict[str, Any] = {}
-    for each in given:
-        name, equals, text = each.partition("=")
-        if not equals or not name.isidentifier():
-            raise ValueError(f"--option takes name=value, got {each!r}")
-        if name in ("seed", "device", "training"):
-            raise ValueError(f"--option {name} is none of the learner: see moiety anytime --help")
-        try:
-            options[name] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            options[name] = text
-    return options
-
-
-def refuse_of_folders(**given: object) -> None:
-    """Raise for an option that a data set would ignore."""
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(
-                f"--{name} is for a folder that fills; a data set that is cut (--batches) has its "
-                "own classes, end and test set"
-            )
-
-
-def folder(
-    path: str,
-    journal: Path,
-    target: str | None,
-    classes: list[str] | None,
-    test: Path | None,
-    settle: float | None,
-    seed: int,
-) -> tuple[Stream, Callable[[Batch], Examples] | None]:
-    """A folder that fills, and what reads the test file in the form of its first file."""
-    from ..anytime.readers import Reader
-    from ..anytime.stream import Folder
-
-    if not Path(path).is_dir():
-        raise ValueError(
-            f"--stream {path} is no folder; give the folder that fills, or --batches to cut a "
-            "data set"
-        )
-    if test is not None and not test.is_file():
-        raise ValueError(f"--test {test} is no file")
-    read = Reader(target=target, classes=classes)
-    stream = Folder(path, journal, read, settle=settle, seed=seed)
-    # The stream's own reader, to which mega-batch 1 has given its form.
-    return stream, None if test is None else (lambda first: stream.read(test))
-
-
-def data_set(
-    name: str, batches: int, target: str | None, data_dir: Path | None, seed: int
-) -> tuple[Stream, Examples]:
-    """A data set cut into mega-batches, and its test split."""
-    from ..anytime.data import problem_examples
-    from ..anytime.stream import cut
-    from ..data import load_problem
-
-    problem = load_problem(name, targets=target, data_dir=data_dir, seed=seed)
-    return cut(problem, batches, seed=seed), problem_examples(problem, problem.test)
-
-
-def build(
-    model: Model, width: int, learner: str, options: dict[str, Any], first: Batch, classes: int
-) -> Learner:
-    """The learner for data like the first mega-batch."""
-    from ..anytime import backbones
-    from ..anytime.learners import learner as make_learner
-
-    shape = tuple(first.train.x.shape[1:])
-    if not first.train.x.is_floating_point():
-        raise ValueError(
-            "the command line has no language model; give one to moiety.anytime.run_stream"
-        )
-    if model == "vgg19" and len(shape) != 3:
-        raise ValueError(f"vgg19 takes images, not rows of the shape {list(shape)}; take mlp")
-    tree = learner == "growing-moe"
-
-    def make(_: int) -> Any:
-        if model == "vgg19":
-            kind = backbones.TreeVGG19 if tree else backbones.VGG19
-            return kind(width, shape=shape, classes=classes)  # type: ignore[arg-type]
-        inputs = first.train.x[0].numel()
-        return (backbones.TreeMLP if tree else backbones.MLP)(width, inputs=inputs, classes=classes)
-
-    return make_learner(learner, make, **options)
 
 
 # -- what is said ----------------------------------------------------------------------------------

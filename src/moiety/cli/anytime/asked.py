@@ -1,0 +1,105 @@
+"""What `moiety anytime` was asked for: the stream, its test set, and the learner."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from ...anytime.base import Learner
+    from ...anytime.data import Batch, Examples
+    from ...anytime.stream import Stream
+
+Model = Literal["mlp", "vgg19"]
+
+
+def read_options(given: list[str]) -> dict[str, Any]:
+    """`["members=3", "start=scratch"]` as words and values."""
+    options: dict[str, Any] = {}
+    for each in given:
+        name, equals, text = each.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"--option takes name=value, got {each!r}")
+        if name in ("seed", "device", "training"):
+            raise ValueError(f"--option {name} is none of the learner: see moiety anytime --help")
+        try:
+            options[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            options[name] = text
+    return options
+
+
+def refuse_of_folders(**given: object) -> None:
+    """Raise for an option that a data set would ignore."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"--{name} is for a folder that fills; a data set that is cut (--batches) has its "
+                "own classes, end and test set"
+            )
+
+
+def folder(
+    path: str,
+    journal: Path,
+    target: str | None,
+    classes: list[str] | None,
+    test: Path | None,
+    settle: float | None,
+    overlap: float,
+    seed: int,
+) -> tuple[Stream, Callable[[Batch], Examples] | None]:
+    """A folder that fills, and what reads the test file in the form of its first file."""
+    from ...anytime.readers import Reader
+    from ...anytime.stream import Folder
+
+    if not Path(path).is_dir():
+        raise ValueError(
+            f"--stream {path} is no folder; give the folder that fills, or --batches to cut a "
+            "data set"
+        )
+    if test is not None and not test.is_file():
+        raise ValueError(f"--test {test} is no file")
+    read = Reader(target=target, classes=classes)
+    stream = Folder(path, journal, read, settle=settle, test=test, overlap=overlap, seed=seed)
+    return stream, None if test is None else (lambda first: stream.test())
+
+
+def data_set(
+    name: str, batches: int, target: str | None, data_dir: Path | None, seed: int
+) -> tuple[Stream, Examples]:
+    """A data set cut into mega-batches, and its test split."""
+    from ...anytime.data import problem_examples
+    from ...anytime.stream import cut
+    from ...data import load_problem
+
+    problem = load_problem(name, targets=target, data_dir=data_dir, seed=seed)
+    return cut(problem, batches, seed=seed), problem_examples(problem, problem.test)
+
+
+def build(
+    model: Model, width: int, learner: str, options: dict[str, Any], first: Batch, classes: int
+) -> Learner:
+    """The learner for data like the first mega-batch."""
+    from ...anytime import backbones
+    from ...anytime.learners import learner as make_learner
+
+    shape = tuple(first.train.x.shape[1:])
+    if not first.train.x.is_floating_point():
+        raise ValueError(
+            "the command line has no language model; give one to moiety.anytime.run_stream"
+        )
+    if model == "vgg19" and len(shape) != 3:
+        raise ValueError(f"vgg19 takes images, not rows of the shape {list(shape)}; take mlp")
+    tree = learner == "growing-moe"
+
+    def make(_: int) -> Any:
+        if model == "vgg19":
+            kind = backbones.TreeVGG19 if tree else backbones.VGG19
+            return kind(width, shape=shape, classes=classes)  # type: ignore[arg-type]
+        inputs = first.train.x[0].numel()
+        return (backbones.TreeMLP if tree else backbones.MLP)(width, inputs=inputs, classes=classes)
+
+    return make_learner(learner, make, **options)
