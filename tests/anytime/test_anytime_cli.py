@@ -147,4 +147,4 @@ def test_other_words_in_the_same_folder_are_refused(moiety, inbox, tmp_path):
     code, _, err = moiety(*asked, "--wait", 3)
     assert (code, "a run with wait = 1, not 3" in err) == (2, True)
     code, _, err = moiety(*asked, "--width", 9)
-    assert (code, "a run with parameters = " in err) == (2, True)
+    assert (code, "a run with width = 8, not 9" in err) == (2, True)

@@ -249,7 +249,7 @@ def test_training_and_validation_rows_never_mix():
         ({"wait": 2}, "a run with wait = 1, not 2"),
         ({"replay": "0.2"}, "a run with replay = none, not 0.2"),
         ({"seed": 1}, "a run with seed = 0, not 1"),
-        ({"test": TEST}, "a run with test = None"),
+        ({"test": TEST}, "a run without a test set"),
     ],
 )
 def test_other_words_cannot_go_on_in_the_same_folder(tmp_path, change, said):
