@@ -6,7 +6,7 @@ import torch
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Running
 from moiety.studies.anytime import routers
-from moiety.studies.anytime.routers import GAIN, NONE, ROUTERS, study
+from moiety.studies.anytime.routers import GAIN, PLAIN, ROUTERS, study
 from moiety.watch import moe_layers
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ def running(arm, folder, **settings):
 
 
 def settings_of(router):
-    return {**routers.SMOKE, "router": router, "width": 8}
+    return {**routers.SMOKE, "router": router}
 
 
 @pytest.mark.parametrize("router", ROUTERS)
@@ -60,9 +60,12 @@ def test_a_gain_is_what_growth_saves_and_a_kill_changes_nothing(router, tmp_path
     assert min(ticks) > 0.7
 
 
-def test_no_growth_saves_nothing(tmp_path):
-    found = routers.run(running(NONE, tmp_path))
+def test_a_plain_model_has_nothing_to_grow(tmp_path):
+    trial = running(PLAIN, tmp_path)
+    found = routers.run(trial)
     assert found[GAIN] == 0 and found.keys() == routers.METRICS.keys()
+    assert found["gap"] is None and found["error"] == found["error, no growth"]
+    assert len(trial.curve.rows()) == 2
 
 
 def test_the_stream_of_a_seed_is_its_own():

@@ -99,10 +99,15 @@ def test_the_rate_rises_then_falls_along_a_cosine():
     assert rates[-1] > 0
 
 
-def test_a_fit_follows_the_rate_of_its_schedule():
-    schedule = Schedule(lr=0.01, batch=8, epochs=3, warmup=0.5)
+@pytest.mark.parametrize("carried", [False, True])
+def test_a_fit_follows_the_rate_of_its_schedule(carried):
+    schedule, made = Schedule(lr=0.01, batch=8, epochs=3, warmup=0.5), model()
     now = phase()
-    fit = schedule.begin(model(), now.train, now.validation, seed=0)
+    fit = schedule.begin(made, now.train, now.validation, seed=0)
+    if carried:  # the rate of the last step is none to begin with
+        fit.run()
+        state = fit.optimizer.state_dict()
+        fit = schedule.begin(made, now.train, now.validation, 0, state)
     seen = []
     update = fit._update
     fit._update = lambda rows: (seen.append(fit.optimizer.param_groups[0]["lr"]), update(rows))[1]

@@ -3,7 +3,8 @@
 An MLP whose hidden layers are mixtures of four experts meets a stream of mega-batches. It is run
 twice from the same first weights, in the same order: as it is, and with one more expert a layer
 before each phase but the first, a copy of the one with the largest loss. What growth brings is the
-difference of the errors, averaged over the stream; the arm "no growth" is the zero beside it.
+difference of the errors, averaged over the stream. The arm "plain", an MLP without experts, has
+nothing to grow: its gain of zero is what the others are compared with.
 
 A soft tree splits the leaf; for the sparse routers the copy joins the family of its parent. Both
 leave the function as it was. A tree runs all its experts for each image, a sparse router two.
@@ -33,7 +34,7 @@ from ...moe import MoE
 from .language import plain
 from .walk import Under, largest_gap, part_of, walk
 
-NONE = "no growth"
+PLAIN = "plain"
 GAIN, END_GAIN = "gain", "gain at the end"
 EVEN = {"importance": 0.01}
 ROUTERS: dict[str, dict[str, Any]] = {
@@ -47,13 +48,13 @@ ROUTERS: dict[str, dict[str, Any]] = {
 
 
 def model(settings: Settings, inputs: int, classes: int) -> nn.Module:
-    """ALMA's MLP with a mixture of Linear + ReLU in the place of each hidden layer."""
-    width, router = settings["width"], settings["router"]
-    usual = MLP(width, inputs=inputs, classes=classes)  # the layers around, as they start there
-    layers = [
-        mixture(router, n, m, settings["experts"]) for n, m in pairwise((inputs, width, width))
-    ]
-    return nn.Sequential(usual[0], *layers, usual[-1])
+    """ALMA's MLP, with a router a mixture of Linear + ReLU in the place of each hidden layer."""
+    width, router = settings["width"], settings.get("router")
+    usual = MLP(width, inputs=inputs, classes=classes)
+    if router is None:
+        return usual
+    sizes, experts = pairwise((inputs, width, width)), settings["experts"]
+    return nn.Sequential(usual[0], *(mixture(router, n, m, experts) for n, m in sizes), usual[-1])
 
 
 def mixture(router: str, inputs: int, outputs: int, experts: int) -> MoE:
@@ -76,7 +77,7 @@ def stream_of(
 def make(settings: Settings, grows: bool, test: Examples, seed: int) -> Learner:
     """A learner of the arm's router, growing or not."""
     inputs, classes = test.x[0].numel(), int(test.y.max()) + 1
-    growing = "growing-moe" if settings["router"] == "tree" else "growing-switch"
+    growing = "growing-moe" if settings.get("router") == "tree" else "growing-switch"
     return learner(
         growing if grows else "single",
         lambda seed: model(settings, inputs, classes),
@@ -91,12 +92,11 @@ def run(running: Running) -> Metrics:
     """Walk over the stream without and with growth, from one seed."""
     settings, seed = running.settings, running.seed
     running.curve.rewind(-1)
-    if "router" not in settings:
-        return nothing(running)
     batches, test = stream_of(settings["data"], settings["batches"], seed, running.device)
     saved = running.checkpoint.load()
     found: dict[str, list[Line]] = dict(saved["before"]) if saved else {}
-    for number, name in enumerate(("as it is", "grown")):
+    ways = ("as it is", "grown") if "router" in settings else ("as it is",)
+    for number, name in enumerate(ways):
         if name not in found:
             found[name] = walk(
                 make(settings, name == "grown", test, seed),
@@ -105,14 +105,15 @@ def run(running: Running) -> Metrics:
                 seed=seed,
                 metric="error",
                 checkpoint=Under(running.checkpoint, dict(found)),
-                tick=part_of(running.tick, number, 2),
+                tick=part_of(running.tick, number, len(ways)),
             )
-    for line, other in zip(found["grown"], found["as it is"]):
+    fixed, grown = found[ways[0]], found[ways[-1]]
+    for line, other in zip(grown, fixed):
         running.curve.append(
             line["t"], loss=line["loss"], error=line["error"], not_grown=other["error"]
         )
-    running.extra["parameters"] = found["grown"][-1]["parameters"]
-    return metrics_of(found["as it is"], found["grown"])
+    running.extra["parameters"] = grown[-1]["parameters"]
+    return metrics_of(fixed, grown)
 
 
 def metrics_of(fixed: list[Line], grown: list[Line]) -> dict[str, float | None]:
@@ -132,20 +133,13 @@ def metrics_of(fixed: list[Line], grown: list[Line]) -> dict[str, float | None]:
     }
 
 
-def nothing(running: Running) -> Metrics:
-    """What no growth brings."""
-    for t in range(1, running.settings["batches"] + 1):
-        running.curve.append(t, loss=None)
-    return {name: 0.0 if name in (GAIN, END_GAIN) else None for name in METRICS}
-
-
 # -- claims ----------------------------------------------------------------------------------------
 
 
 def brings(router: str) -> Claim:
     return greater(
         router,
-        NONE,
+        PLAIN,
         margin=0.005,
         metric=GAIN,
         quote=f"growth lowers the error over the stream with the {router} router",
@@ -183,7 +177,7 @@ METRICS = {
 SMOKE: dict[str, Any] = {
     "data": "digits",
     "batches": 3,
-    "width": 4,
+    "width": 8,
     "experts": 4,
     "training": {"epochs": 1, "batch": 64, "eval_batch": 1024},
 }
@@ -202,7 +196,7 @@ study = Study(
     title="What growth brings, router by router",
     question="Does the router (soft tree, DSelect-k, cosine) change what growth brings?",
     run=run,
-    arms={NONE: {}, **{name: {"router": name} for name in ROUTERS}},
+    arms={PLAIN: {}, **{name: {"router": name} for name in ROUTERS}},
     metrics=METRICS,
     scales={
         "smoke": Scale(seeds=2, settings=SMOKE),
@@ -217,7 +211,7 @@ study = Study(
     varies=("cut of the stream", "first weights", "order of the images", "new gates"),
     along="Mega-batches",
     notes=(
-        "model: 784 → 4 → 4 → 10, of whose hidden layers each has 4 experts at the start and 13 "
+        "model: 784 → 8 → 8 → 10, of whose hidden layers each has 4 experts at the start and 13 "
         "after 10 mega-batches",
         "training: Adadelta as in the paper; at most 10 passes over a mega-batch, or 3 without a "
         "gain on validation, at full scale",

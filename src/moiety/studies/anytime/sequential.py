@@ -7,7 +7,8 @@ difference of the losses on the test; the arm "i.i.d." is what it is compared wi
 The mega-batches are of one distribution. So what may differ are repeated passes over a part before
 the next one comes, and the schedule: sequential training warms up and decays in each mega-batch, as
 a learner must that is to be good at any time; i.i.d. training does so once. With k = 4 sequential
-training is the run with k = 3, gone on: 4 + 3 + 4 phases a member. (Time: see `language`.)
+training is the run with k = 3, gone on: 4 + 3 + 4 phases a member. (Time: see `language`.) The
+curve draws the cost.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ def run(running: Running) -> Metrics:
         if str(part) not in found:
             tick = part_of(running.tick, number, len(parts))
             found[str(part)] = _part(running, corpus, part, dict(found), tick)
-    for t, nats in enumerate(found["sequential"]["losses"], start=1):
-        running.curve.append(t, loss=nats)
-    return metrics_of(found)
+    metrics = metrics_of(found)
+    for k in LENGTHS:
+        running.curve.append(k, loss=metrics[COST[k]])
+    return metrics
 
 
 def _part(
@@ -93,8 +95,8 @@ def metrics_of(found: dict[str, Any]) -> dict[str, float | None]:
 
 def nothing(running: Running) -> Metrics:
     """What i.i.d. training costs beside itself."""
-    for t in range(1, running.settings["batches"] + 1):
-        running.curve.append(t, loss=None)
+    for k in LENGTHS:
+        running.curve.append(k, loss=0.0)
     return {name: 0.0 if name in COST.values() else None for name in METRICS}
 
 
@@ -176,7 +178,7 @@ study = Study(
         *(more_for_big(k) for k in LENGTHS),
     ],
     varies=("first weights", "order of the sequences"),
-    along="Mega-batches",
+    along="Mega-batches (loss: what the stream costs, in nats)",
     paper=PAPER,
     deviations=TEXT_DEVIATIONS,
     notes=(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...anytime.data import Examples
-from ...anytime.fitting import Fit, Training
+from ...anytime.fitting import METHODS, Fit, Training
 from ...models.patch_transformer import Block, dense
 from ...moe import MoE
 from ...train.draws import step_seed
@@ -113,7 +113,8 @@ class ScheduledFit(Fit):
 
     def __init__(self, model: nn.Module, *words: Any) -> None:
         super().__init__(model, *words)
-        self.usual: float = self.optimizer.param_groups[0]["lr"]
+        lr = self.training.lr
+        self.usual: float = METHODS[self.training.method][1] if lr is None else lr
         self.graph: Graph | None = None
         self.taken = 0  # steps, since the training began or went on
         # Where a captured step can read it anew.
