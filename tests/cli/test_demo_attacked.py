@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from moiety.cli import demo
-from moiety.cli.demo import attacked, tasks
+from moiety.cli.demo import attacked, stream, tasks
 from moiety.data import digits
 from moiety.train import fit
 
@@ -38,6 +38,7 @@ def test_attacks_hurt_and_the_page_has_the_picture(trained, monkeypatch):
 def test_the_command_attacks_what_it_trained(moiety, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "ARMS", [arm for arm in demo.ARMS if arm.name == attacked.ARM])
     monkeypatch.setattr(tasks, "GATES", [])
+    monkeypatch.setattr(stream, "LEARNERS", [])
     monkeypatch.setattr(attacked, "EXAMPLES", 8)
     code, out, err = moiety("demo", "--epochs", 1, "--out", tmp_path)
     assert code == 0, err

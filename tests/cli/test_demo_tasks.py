@@ -83,6 +83,7 @@ def test_names_are_escaped():
 
 def test_the_command_runs_both_steps(moiety, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "ARMS", demo.ARMS[:1])
+    monkeypatch.setattr(demo.stream, "LEARNERS", [])
     code, out, _ = moiety("demo", "--epochs", "1", "--out", tmp_path)
     assert code == 0
     assert "Three tasks on the same images" in out and "dselect-k-static" in out

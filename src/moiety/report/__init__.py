@@ -7,6 +7,7 @@ from .audit import AuditPart, audit_page
 from .course import course_page
 from .health import health_page
 from .routing import routing_page
+from .stream import StreamPart
 from .study import study_page
 from .table import Column
 from .tasks import TaskPart
@@ -14,6 +15,7 @@ from .tasks import TaskPart
 __all__ = [
     "AuditPart",
     "Column",
+    "StreamPart",
     "TaskPart",
     "audit_page",
     "course_page",

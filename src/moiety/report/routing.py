@@ -21,6 +21,7 @@ from .table import Column, as_columns, cells
 
 if TYPE_CHECKING:
     from .audit import AuditPart
+    from .stream import StreamPart
     from .tasks import TaskPart
 
 Loads = Mapping[str, Mapping[str, Sequence[float]]]  # arm -> layer -> load of every expert
@@ -62,14 +63,15 @@ def routing_page(
     command: str,
     tasks: "TaskPart | None" = None,
     audit: "AuditPart | None" = None,
+    stream: "StreamPart | None" = None,
 ) -> str:
     """Return a self-contained HTML page of results and expert loads.
 
     `notes` say what columns mean, by label. `loads[arm][layer]` holds one number per expert, shares
     or counts: each layer is scaled to sum to one. `dead`, of the same shape, says which experts are
     dead; where it says nothing, an expert without any load is. An arm without layers, such as a
-    dense model, is shown as such. `tasks` and `audit`: further sections, on gates of tasks and on
-    what an attack does.
+    dense model, is shown as such. `tasks`, `audit` and `stream`: further sections, on gates of
+    tasks, on what an attack does and on data that arrive over time.
     """
     table = as_columns(columns)
     body, numeric = cells(rows, table)
@@ -90,6 +92,7 @@ def routing_page(
         command=command,
         tasks=tasks.view() if tasks else None,
         audit=audit.view() if audit else None,
+        stream=stream.view() if stream else None,
     )
 
 

@@ -1,8 +1,8 @@
 """`moiety demo`: routers side by side on handwritten digits, at equal active FLOPs; gates of tasks;
-an audit of one of the models.
+an audit of one of the models; the same images as a stream.
 
 The models are those of the study `lab/routers`, which compares them over many seeds. The gates of
-tasks are in `tasks.py`, the audit is in `attacked.py`.
+tasks are in `tasks.py`, the audit is in `attacked.py`, the stream in `stream.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 from ... import cost
 from ...data import digits
 from ...io import write_atomic
-from ...report import AuditPart, Column, routing_page
+from ...report import AuditPart, Column, StreamPart, routing_page
 from ...studies.lab.on_digits import (
     ARMS,
     BATCH,
@@ -39,7 +39,7 @@ from ...studies.lab.on_digits import (
     measure_routing,
 )
 from ...train import find_device, fit
-from . import attacked, tasks
+from . import attacked, stream, tasks
 
 CAVEAT = (
     "One seed and 450 test images: use for orientation. Differences between routers at one seed "
@@ -90,9 +90,10 @@ def command(
         bool, typer.Option("--dry-run", help="Show the cost of every arm only.")
     ] = False,
 ) -> None:
-    """Compare routers at equal active FLOPs, then gates of tasks; attack one; write a page."""
+    """Compare routers at equal active FLOPs, then gates of tasks; attack one; try a stream."""
     arms, where, console = choose(arm or []), find_device(device), Console()
-    gates = [] if arm else tasks.GATES  # who asks for some routers gets these alone
+    # Who asks for some routers gets these alone.
+    gates, learners = ([], []) if arm else (tasks.GATES, stream.LEARNERS)
     train, test = digits()
     with one_thread():
         if dry_run:
@@ -105,17 +106,25 @@ def command(
         found = tasks.run(gates, train, test, epochs, seed, where, console)
         victim = None if arm else trained.get(attacked.ARM)
         part = attacked.run(victim, test, seed, console) if victim is not None else None
+        arrived = stream.run(learners, train, test, epochs, seed, where, console)
     show(console, rows, RESULT, f"Handwritten digits, {epochs} epochs, seed {seed}")
     if found.rows:
         show(console, found.rows, tasks.RESULT, "Three tasks on the same images, a gate for each")
     if part:
         typer.echo(f"{part.title}: {attacked.sentence(part)}")
+    if arrived.rows:
+        show(console, arrived.rows, stream.RESULT, stream.TITLE)
+        arrived.write(out / "stream")
     typer.echo(CAVEAT)
     settings = {"Seed": str(seed), "Epochs": str(epochs), "Device": device}
     repeat = f"moiety demo --seed {seed} --epochs {epochs} --device {device}"
     repeat += "".join(f" --arm {each.name}" for each in arms if arm)
-    path = write_atomic(out / "index.html", page(rows, loads, settings, repeat, found, part))
+    html = page(rows, loads, settings, repeat, found, part, arrived.part())
+    path = write_atomic(out / "index.html", html)
     more = ", the gates of the tasks" * bool(found.rows) + ", the attack" * bool(part)
+    if arrived.rows:
+        typer.echo(f"The ledger of each learner on the stream: {out / 'stream'}")
+        more += ", the stream"
     typer.echo(f"The load of every expert{more}: {path}")
 
 
@@ -213,6 +222,7 @@ def page(
     command: str,
     found: tasks.Found,
     audit: AuditPart | None = None,
+    arrived: StreamPart | None = None,
 ) -> str:
     """The results and the load of every expert in every layer, as one HTML file."""
     summary = (
@@ -231,4 +241,5 @@ def page(
         command=command,
         tasks=found.part(),
         audit=audit,
+        stream=arrived,
     )
