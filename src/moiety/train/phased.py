@@ -42,7 +42,7 @@ from .stacked import OPTIMIZERS, Stacked
 
 AHEAD = 16  # steps whose row numbers are sent at once
 ASK = 4  # steps between two questions whether all copies have ended
-AT_ONCE = 2048  # examples that a copy answers at once on a GPU, 256 on a CPU
+OWN, SHARED = 2**11, 2**14  # examples that a copy answers at once on a GPU; 256 on a CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ class Phased:
     def _held(self, held_SV: Tensor) -> Tensor:
         """The rows of validation, filled up to a size that few graphs serve."""
         size = held_SV.shape[1]
-        unit = min(1 << (size - 1).bit_length(), self._at_once())
+        unit = min(1 << (size - 1).bit_length(), self._at_once(OWN))
         return F.pad(held_SV, (0, -size % unit), value=-1).to(self.device)
 
     def _do(self, name: str, act: Callable[[Tensor], None], rows: Tensor, step: int) -> None:
@@ -264,7 +264,7 @@ class Phased:
         """Score every copy on its validation examples, keep the better ones, let others end."""
         self.model.eval()
         total_S = torch.zeros_like(self.best_S)
-        for rows in rows_SV.split(self._at_once(), 1):
+        for rows in rows_SV.split(self._at_once(OWN), 1):
             x, y, real = self._examples(rows)
             with _explained(self.base):
                 total_S += torch.func.vmap(self._score)(self.params, self.buffers, x, y, real)
@@ -314,21 +314,19 @@ class Phased:
 
         self.model.eval()
         many = torch.func.vmap(one, (0, 0, None))
-        parts = x.to(self.device).split(self._at_once())
+        parts = x.to(self.device).split(self._at_once(SHARED))
         with _explained(self.base):
             return torch.cat([many(self.params, self.buffers, part) for part in parts], 1)
 
-    def _at_once(self) -> int:
+    def _at_once(self, most: int) -> int:
         """Examples that a copy answers at once: a power of two; kernels have a limit for images."""
         if self.device.type == "cpu":
             return 256
-        if self.x.dim() < 4:
-            return AT_ONCE
-        widest = max(
-            (p.shape[0] for p in self.base.parameters() if p.dim() == 4), default=self.x.shape[1]
-        )
-        fits = (LARGEST - 1) // (widest * self.x.shape[-1] * self.x.shape[-2])
-        return min(AT_ONCE, 1 << max(fits.bit_length() - 1, 0))
+        channels = [p.shape[0] for p in self.base.parameters() if p.dim() == 4]
+        if not channels:
+            return most
+        fits = (LARGEST - 1) // (max(channels) * self.x.shape[-1] * self.x.shape[-2])
+        return min(most, 1 << max(fits.bit_length() - 1, 0))
 
     @torch.no_grad()
     def write_to(self, models: Sequence[nn.Module]) -> None:

@@ -45,6 +45,7 @@ class Cell:
     members: int = 3
     every: int = 1  # phases between growths
     options: Mapping[str, Any] = field(default_factory=dict)  # of a learner that is not stacked
+    meter: Meter = field(default_factory=Meter)  # cells of equal models may share one
 
     @property
     def device(self) -> torch.device:
@@ -135,15 +136,13 @@ def _joined(done: Sequence[Mapping[str, Any]], growth: float = 0.0) -> Report:
     )
 
 
-def _measured(p_NC: Tensor, y: Tensor) -> Tensor:
-    """Error and loss of some answers, on the device."""
-    true = p_NC.gather(-1, y[:, None]).clamp(min=torch.finfo(p_NC.dtype).tiny)
-    return torch.stack([(p_NC.argmax(-1) != y).double().mean(), -true.double().log().mean()])
-
-
-def _words(found: list[Tensor]) -> list[dict[str, float]]:
-    """Read all measurements at once: one wait for the device."""
-    return [{"error": error, "loss": loss} for error, loss in torch.stack(found).tolist()]
+def _measured(p_KNC: Tensor, y: Tensor) -> list[dict[str, float]]:
+    """Error and loss of some learners' answers; one wait for the device."""
+    wrong_K = (p_KNC.argmax(-1) != y).double().mean(-1)
+    true_KN = p_KNC.gather(-1, y.expand(len(p_KNC), -1)[..., None]).squeeze(-1)
+    loss_K = -true_KN.clamp(min=torch.finfo(p_KNC.dtype).tiny).double().log().mean(-1)
+    found = torch.stack([wrong_K, loss_K], 1).tolist()
+    return [{"error": error, "loss": loss} for error, loss in found]
 
 
 # -- models of one structure -----------------------------------------------------------------------
@@ -169,10 +168,10 @@ class Stack:
             )
             models += [*ensemble.models[:count], *ensemble.models[:1] * self.growing]
         self.phased = Phased(models, cell.train.x, cell.train.y, cell.rules())
-        self.prices = Prices(cell, models[0], Meter())
+        self.prices = Prices(cell, models[0], cell.meter)
         self.grown = 1  # members of a growing ensemble
-        self.frozen: list[Tensor | float] = [0.0 for _ in seeds]  # sums of their answers
-        self.newest: list[Tensor] = []  # answers of the one that trained last
+        self.frozen: Tensor | float = 0.0  # the sum of their answers, by seed
+        self.newest: Tensor | float = 0.0  # the answers of the one that trained last
         self.taken: list[list[int]] = []
 
     def train(self, rows: Rows, tick: Callable[[float], None] | None) -> list[Report]:
@@ -208,7 +207,7 @@ class Stack:
         before = rows.number - 1
         if not before or before % self.cell.every:
             return 0.0
-        self.frozen = [old + new for old, new in zip(self.frozen, self.newest)]
+        self.frozen = self.frozen + self.newest
         self.grown += 1
         probe = min(len(rows.held[0]), 512)
         return (2 * self.grown - 1) * self.prices.answers(probe)
@@ -221,15 +220,12 @@ class Stack:
 
     def measure(self) -> list[dict[str, float]]:
         p_SNC = self.phased.probabilities(self.cell.test.x)
-        found = []
-        for name, seed in self.keys:
-            p_NC = p_SNC[self._copies(name, seed)].mean(0)
-            if name == "growing-ensemble":
-                p_NC = (self.frozen[self.seeds.index(seed)] + p_NC) / self.grown
-            found.append(_measured(p_NC, self.cell.test.y))
+        p_SMNC = p_SNC.unflatten(0, (len(self.seeds), self.each))
+        answers = {"single": p_SMNC[:, 0], "ensemble": p_SMNC[:, : self.members].mean(1)}
         if self.growing:
-            self.newest = [*p_SNC[self.members :: self.each]]
-        return _words(found)
+            self.newest = p_SMNC[:, -1].clone()
+            answers["growing-ensemble"] = (self.frozen + self.newest) / self.grown
+        return _measured(torch.cat([answers[name] for name in self.names]), self.cell.test.y)
 
     def costs(self) -> list[dict[str, Any]]:
         counts = {"single": 1, "ensemble": self.members, "growing-ensemble": self.grown}
@@ -252,12 +248,11 @@ class Grown:
     """
 
     def __init__(self, cell: Cell, name: str, seeds: Sequence[int]) -> None:
-        self.cell, self.keys, meter = cell, [(name, seed) for seed in seeds], Meter()
-        common = {"training": cell.training, "device": cell.device, "meter": meter}
+        self.cell, self.keys = cell, [(name, seed) for seed in seeds]
+        common = {"training": cell.training, "device": cell.device, "meter": cell.meter}
         self.learners = [
             make_learner(name, cell.make, seed=seed, **common, **cell.options) for seed in seeds
         ]
-        self.meter = meter
         self.groups: list[tuple[list[int], Phased, Prices]] = []  # learners, and their program
         self.shape: list[str] = []
 
@@ -291,14 +286,14 @@ class Grown:
             own = [i for i, found in enumerate(shape) if found == kind]
             models = [self.learners[i].models[0] for i in own]
             phased = Phased(models, self.cell.train.x, self.cell.train.y, self.cell.rules())
-            self.groups.append((own, phased, Prices(self.cell, models[0], self.meter)))
+            self.groups.append((own, phased, Prices(self.cell, models[0], self.cell.meter)))
 
     def measure(self) -> list[dict[str, float]]:
-        found: dict[int, Tensor] = {}
+        found: dict[int, dict[str, float]] = {}
         for own, phased, _ in self.groups:
             answers = phased.probabilities(self.cell.test.x)
-            found |= {i: _measured(p, self.cell.test.y) for i, p in zip(own, answers)}
-        return _words([found[i] for i in range(len(self.keys))])
+            found |= zip(own, _measured(answers, self.cell.test.y))
+        return [found[i] for i in range(len(self.keys))]
 
     def costs(self) -> list[dict[str, Any]]:
         x = self.cell.train.x[:1]

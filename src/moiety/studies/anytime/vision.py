@@ -26,6 +26,7 @@ from ...anytime.backbones import MLP, VGG19, TreeMLP, TreeVGG19, crop_flip
 from ...anytime.data import Examples, problem_examples
 from ...anytime.fitting import Training
 from ...anytime.ledger import Line, summary
+from ...anytime.metering import Meter
 from ...data.load import load_problem
 from ...lab.study import Metric, Metrics, Running, Settings
 from .engine import STACKED, Cell, Course, run_cell
@@ -111,7 +112,13 @@ def cell_of(settings: Settings, device: torch.device) -> Cell:
         members=settings["members"],
         every=period_of(settings),
         options=options,
+        meter=_meter(),
     )
+
+
+@functools.cache
+def _meter() -> Meter:
+    return Meter()  # counting takes longer than training at the smallest scale
 
 
 def course_of(settings: Settings, seeds: tuple[int, ...], device: torch.device) -> Course:
