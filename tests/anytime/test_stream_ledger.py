@@ -19,9 +19,13 @@ class Scripted:
     """Errs as it is told; has 5 parameters, then 10 for each phase; a training row costs 30."""
 
     name = "scripted"
+    seed = 0
 
     def __init__(self):
         self.phases = 0
+
+    def words(self):
+        return {"learner": self.name}
 
     def train(self, phase):
         self.phases += 1
