@@ -68,16 +68,16 @@ def test_waiting_is_recommended_where_it_is_clearly_better():
     parts = [clusters(48, t, ((0, 1), (2, 3))[t % 2]) for t in range(8)]
     said = recommend(advise(Given(parts), makers("single")))
     assert said.wait == 2
-    assert "Wait: wait for 2 mega-batches: better than training at once" in str(said)
+    assert "Waiting: wait for 2 mega-batches: better than training at once" in str(said)
     assert said.differences[0].interval[0] > 0.3
-    assert said.grow is None and "Grow" not in str(said)
+    assert said.grow is None and "Growing" not in str(said)
 
 
 def test_training_at_once_is_recommended_where_it_is_clearly_better():
     """Easy data and an end in sight: whoever waits answers by chance meanwhile."""
     said = recommend(advise(cut(clusters(8 * 40, 0), 8), makers()))
     assert said.wait == 1
-    assert "Wait: train at once: every longer wait is worse" in str(said)
+    assert "Waiting: train at once: every longer wait is worse" in str(said)
     by_arm = {arm: error for arm, error in said.errors.items() if arm[1] == "single"}
     # 0.75 by chance at t = 1 … w, since each arrival is scored before it is trained on.
     assert by_arm == pytest.approx({(w, "single"): 0.75 * w / 8 for w in (1, 2, 4)}, abs=0.05)
@@ -88,8 +88,8 @@ def test_nothing_is_recommended_where_there_is_no_difference(make, word):
     """Nothing to learn; or all is learned by any wait, in a stream without an end."""
     said = recommend(advise(Given([make(40, t) for t in range(8)]), makers()), margin=0.05)
     assert (said.wait, said.grow) == (None, None)
-    assert f"Wait: {word}" in str(said)
-    assert f"Grow: {word}" in str(said)
+    assert f"Waiting: {word}" in str(said)
+    assert f"Growing: {word}" in str(said)
 
 
 # -- how often it is wrong -------------------------------------------------------------------------
@@ -235,6 +235,14 @@ def test_text_is_scored_by_its_loss():
     assert "Differences in loss" in str(recommend(trials))
 
 
+@pytest.mark.parametrize(
+    "word", [("--first", 4), ("--seeds", 5), ("--budget", "5m"), ("--margin", 1)]
+)
+def test_what_only_advice_takes_is_refused_without_it(capsys, tmp_path, word):
+    code, _, err = run(capsys, "--stream", "digits", "--batches", 4, "--out", tmp_path, *word)
+    assert (code, f"{word[0]} goes with --advise" in err) == (2, True), err
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -261,7 +269,7 @@ def test_the_command_advises_and_never_reads_the_test_set(capsys, tmp_path):
     assert re.search(
         r"Tried on mega-batches 1 to 4 \(120 rows\) with 5 seeds in .* of 10 min", said
     )
-    assert "wait 1: single − growing-moe" in said and "Wait: " in said and "Grow: " in said
+    assert "wait 1: single − growing-moe" in said and "Waiting: " in said and "Growing: " in said
     assert (tmp_path / "out" / "advice" / "advice.json").exists()
     assert not (tmp_path / "out" / "run.json").exists()
     assert not (tmp_path / "out" / "journal.jsonl").exists()  # the run itself has not begun

@@ -61,13 +61,19 @@ class Reader:
             raise ValueError("the classes are known once the first mega-batch has been read")
         return len(self.form.classes)
 
-    def __call__(self, path: Path) -> Examples:
+    def check(self, path: Path) -> str:
+        """What a file holds, by its name; raises where that is not what the others hold."""
         kind = kind_of(path)
-        form = self._new(kind, path) if self.form is None else self.form
-        if form.kind != kind:
+        first = kind if self.form is None else self.form.kind
+        if first != kind:
             raise ValueError(
-                f"{path.name} is {kind}, and mega-batch 1 is {form.kind}; give one kind of file"
+                f"{path.name} is {kind}, and mega-batch 1 is {first}; give one kind of file"
             )
+        return kind
+
+    def __call__(self, path: Path) -> Examples:
+        kind = self.check(path)
+        form = self._new(kind, path) if self.form is None else self.form
         examples = form.read(path)
         if not len(examples):
             raise ValueError(f"{path.name} holds no example; a mega-batch needs some")

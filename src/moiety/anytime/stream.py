@@ -236,6 +236,8 @@ class Folder(Stream):
         return Seen(path.name, entry.number, warning)
 
     def _take(self, path: Path) -> tuple[Entry, str]:
+        if (check := getattr(self.read, "check", None)) is not None:
+            check(path)  # of another kind, it would not be taken whole either
         proof = prove(path, settle=self.settle)
         # A copy, so that a file that is refused after all does not set the form of the others.
         read = self.read if self._formed else copy.copy(self.read)

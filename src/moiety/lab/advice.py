@@ -173,6 +173,7 @@ def _choose_wait(found: Sequence[Difference], arms: Sequence[Arm]) -> tuple[int 
     if 1 not in left and good:
         others = [wait for wait in left if wait != good[0]]
         alike = f", and not told apart from {_list(others)}" if others else ""
+        alike += ", the longest that was tried" if good[0] == waits[-1] else ""
         return good[0], f"wait for {good[0]} mega-batches: better than training at once{alike}"
     worse = [wait for wait in waits if wait not in left]
     but = f" (worse: {_list(worse)})" if worse else ""
@@ -192,7 +193,10 @@ def _choose_growth(found: Sequence[Difference], wait: int | None) -> tuple[bool 
     if wait is not None:
         grown = [each for each in grown if each.a[0] == wait]
         if not grown:
-            return None, f"not seen: at a wait of {wait}, {name} grows too late; give a larger m"
+            return (
+                None,
+                f"not seen: at a wait of {wait}, {name} grows too late; try on more mega-batches",
+            )
     where = f"at a wait of {wait}" if wait else f"at the waits {_list([e.a[0] for e in grown])}"
     words = {each.word for each in grown}
     if words == {"holds"}:
@@ -287,5 +291,5 @@ def _verdict(each: Difference, margin: float) -> str:
 
 
 def _said(advice: Advice) -> list[str]:
-    grow = [f"Grow: {advice.grow_reason}."] if advice.grow_reason else []
-    return [f"Wait: {advice.wait_reason}.", *grow]
+    grow = [f"Growing: {advice.grow_reason}."] if advice.grow_reason else []
+    return [f"Waiting: {advice.wait_reason}.", *grow]

@@ -73,13 +73,18 @@ def command(
         bool, typer.Option("--advise", help="Try waits, and growing, on the first mega-batches.")
     ] = False,
     first: Annotated[
-        int | None, typer.Option(help="Mega-batches to try on (--advise); 8, or what is there.")
+        int | None, typer.Option(help="With --advise: mega-batches to try on. [default: up to 8]")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="To try each with (--advise), at least 5.")] = 5,
-    budget: Annotated[str, typer.Option(help="Time for --advise, such as 90s or 1h.")] = "10m",
+    seeds: Annotated[
+        int | None, typer.Option(help="With --advise: seeds, at least 5. [default: 5]")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="With --advise: time, such as 90s or 1h. [default: 10m]")
+    ] = None,
     margin: Annotated[
-        float, typer.Option(help="Smallest difference in error that matters (--advise).")
-    ] = 0.01,
+        float | None,
+        typer.Option(help="With --advise: smallest error that matters. [default: 0.01]"),
+    ] = None,
 ) -> None:
     """Train whenever enough has arrived; OUT/current is always the newest model."""
     from ...anytime.fitting import Training
@@ -87,6 +92,8 @@ def command(
     from ...anytime.run import run_stream
     from ...train import find_device
 
+    if not advise:
+        advising.refuse(first=first, seeds=seeds, budget=budget, margin=margin)
     where, waiting, replayed = find_device(device), read_wait(wait), read_replay(replay)
     training = Training(epochs=epochs, method=method, lr=lr)
     options = {**read_options(option or []), "seed": seed, "device": where, "training": training}
@@ -109,8 +116,17 @@ def command(
             return
         if advise:
             arms = advising.makers(model, width, learner, options, source)
-            words = {"first": first, "seeds": seeds, "replay": replayed}
-            advising.run(source, arms, out / "advice", budget, margin, Teller(), **words)
+            advising.run(
+                source,
+                arms,
+                out / "advice",
+                replayed,
+                Teller(),
+                first=first,
+                seeds=seeds,
+                budget=budget,
+                margin=margin,
+            )
             return
         result = run_stream(
             source,

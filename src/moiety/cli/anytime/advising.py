@@ -14,9 +14,11 @@ from .asked import Model, build
 if TYPE_CHECKING:
     from ...anytime.advise import Maker, Trial
     from ...anytime.base import Learner
+    from ...anytime.policies import Replay
     from ...anytime.stream import Seen, Stream
 
 GROWS = "growing-ensemble"  # where the learner that was asked for does not grow
+BUDGET, MARGIN = "10m", 0.01
 
 
 def makers(
@@ -42,30 +44,49 @@ def makers(
     return {learner: maker(learner, own), GROWS: maker(GROWS, {})}
 
 
+def refuse(**given: object) -> None:
+    """Raise for an option that a run would ignore."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"--{name} goes with --advise")
+
+
 def run(
     source: Stream,
     arms: dict[str, Maker],
     out: Path,
-    budget: str,
-    margin: float,
+    replay: Replay,
     on_seen: Callable[[list[Seen]], None],
-    **words: Any,
+    *,
+    first: int | None,
+    seeds: int | None,
+    budget: str | None,
+    margin: float | None,
 ) -> None:
     """Try all arms, print the recommendation and write it to OUT/advice.json."""
     from ... import io
-    from ...anytime.advise import advise
+    from ...anytime.advise import SEEDS, advise
     from ...lab.advice import recommend
     from ...lab.claims import check_margin
     from ...lab.plan import parse_time
 
-    seconds = parse_time(budget)
-    check_margin(margin)
+    seconds, smallest = parse_time(budget or BUDGET), MARGIN if margin is None else margin
+    check_margin(smallest)
     with io.lease(out):
         on_seen(source.poll())
         if not source.known():
             raise ValueError("nothing has arrived yet that can be tried")
-        trials = advise(source, arms, out=out, budget=seconds, on_trial=Progress(), **words)
-        advice = recommend(trials, margin)
+        trials = advise(
+            source,
+            arms,
+            first=first,
+            seeds=SEEDS if seeds is None else seeds,
+            replay=replay,
+            out=out,
+            budget=seconds,
+            on_trial=Progress(),
+        )
+        advice = recommend(trials, smallest)
         path = io.write_json(out / "advice.json", advice.plain())
     typer.echo(f"\n{advice}\nThis is {path}, too; no test set was looked at.")
 
