@@ -206,8 +206,9 @@ class _Run:
         if not self.routed:
             return self.loss(rows)
         with watch(self.model) as routes:
-            loss = self.loss(rows)
-            return loss + routes.loss().to(loss.device)
+            loss, balance = self.loss(rows), routes.loss()
+            # Where no layer has any, a zero on the host, which a captured step cannot copy.
+            return loss + (balance if balance.device.type == "cpu" else balance.to(loss.device))
 
     def rows(self, step: int) -> Tensor:
         """The examples of a step; what is left over at the end of an epoch waits for the next."""
