@@ -159,6 +159,15 @@ def test_the_projected_time_counts_all_steps():
     assert told.endswith("min")
 
 
+def test_learning_rates_are_looked_at_without_the_test(monkeypatch):
+    monkeypatch.setattr(language.Learner, "measure", None)
+    told = language.tell_rates("smoke", "cpu").splitlines()
+    assert [line.split(":")[0] for line in told[:3]] == [
+        f"base, lr {lr}" for lr in (0.0015, 0.003, 0.006)
+    ]
+    assert len(told) == 6 and len({line.split(": ")[1] for line in told}) == 6
+
+
 # -- kills -----------------------------------------------------------------------------------------
 
 

@@ -9,11 +9,15 @@ The time at full scale, by which the tokens of a mega-batch were chosen (a guess
 a GPU; `python -m moiety.studies.anytime.language full cuda` measures it):
 
     FLOPs a token, forward and backward:   base 27 M, large 119 M (counted)
-    a phase of one model:                  2048 sequences × 256 tokens × 4 passes = 2.1 M tokens
+    a phase of one model:                  2048 sequences × 256 tokens × 4 passes = 2.1 M tokens,
+                                           in 512 steps of 16 sequences
     language: models × phases, each size:  (3 SM + 2 Ens + 1 half Ens + gEns + 2 gMoE) × 4 = 36
     sequential (see there), each size:     2 members × (4 + 3 + 4) = 22
-    both, 5 seeds:                         58 × 2.1 M × (27 M + 119 M) × 5 = 8.9e16 FLOPs
-    at 50 (base) and 100 (large) TFLOP/s:  5.5 + 12 minutes, and about 1 for tests
+    both, 5 seeds:                         58 × 512 × 5 = 148 000 steps of each size, and
+                                           58 × 2.1 M × (27 M + 119 M) × 5 = 8.9e16 FLOPs
+    a captured step of one process:        about 4 ms (base) and 6 ms (large): 25 minutes; small
+                                           kernels leave half of the GPU idle, so that processes
+                                           which share it should need 15, at 100 TFLOP/s
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ...anytime.base import Learner
+from ...anytime.base import Learner, Phase
 from ...anytime.learners import learner
 from ...anytime.ledger import Line, summary
 from ...lab.claims import Claim, greater
@@ -147,6 +151,24 @@ def step_seconds(settings: Settings, device: torch.device, steps: int = 20) -> f
     return some(steps) / steps
 
 
+def tell_rates(scale: str, device: str) -> str:
+    """For each size, what validation of the first mega-batch says of learning rates around its own.
+
+    A look that costs a minute, before the arms are run: it never sees the test.
+    """
+    settings, lines = study.scale(scale).settings, []
+    corpus = corpus_of(settings, torch.device(device))
+    batch = corpus.batches[0]
+    for size, words in settings["sizes"].items():
+        for lr in (words["lr"] / 2, words["lr"], words["lr"] * 2):
+            sizes = {size: {**words, "lr": lr}}
+            arm = {**settings, **KINDS["SM4"], "size": size, "sizes": sizes}
+            made = make(arm, corpus, 0, torch.device(device))
+            phase = Phase(train=batch.train, validation=batch.validation, number=1)
+            lines.append(f"{size}, lr {lr:g}: {made.train(phase).validation:.3f} on validation")
+    return "\n".join(lines)
+
+
 def phase_steps(settings: Settings) -> int:
     """Steps that all models of an arm take together in a phase."""
     models = settings.get("options", {}).get("members", 1)
@@ -256,13 +278,13 @@ SMALL = SMOKE | {
     "batches": 4,
     "vocabulary": 1024,
     "length": 64,
-    "sequences": 512,
+    "sequences": 256,
     "validation": 32,
     "test": 128,
     "batch": 16,
     "sizes": {
-        BASE: {"dim": 32, "depth": 2, "heads": 4, "lr": 5e-3},
-        LARGE: {"dim": 64, "depth": 4, "heads": 4, "lr": 3e-3},
+        BASE: {"dim": 32, "depth": 2, "heads": 4, "lr": 1e-2},
+        LARGE: {"dim": 64, "depth": 4, "heads": 4, "lr": 1e-2},
     },
 }
 FULL = SMALL | {
@@ -271,12 +293,11 @@ FULL = SMALL | {
     "sequences": 2048,
     "validation": 128,
     "test": 1024,
-    "batch": 32,
     "passes": 4,
     "save_every": 60.0,  # a state is up to 2 GB
     "sizes": {
-        BASE: {"dim": 256, "depth": 4, "heads": 4, "lr": 2e-3},
-        LARGE: {"dim": 512, "depth": 6, "heads": 8, "lr": 1e-3},
+        BASE: {"dim": 256, "depth": 4, "heads": 4, "lr": 3e-3},
+        LARGE: {"dim": 512, "depth": 6, "heads": 8, "lr": 2e-3},
     },
 }
 TEXT_NOTES = (
@@ -334,3 +355,4 @@ study = Study(
 if __name__ == "__main__":
     scale, device = sys.argv[1:]
     Console().print(tell_projected(study, study.scale(scale).settings["batches"], scale, device))
+    Console().print(tell_rates(scale, device))
