@@ -10,7 +10,7 @@ import moiety
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-GUIDES = ("architecture.md", "upcycle.md", "seeds.md", "multitask.md", "audit.md")
+GUIDES = ("architecture.md", "upcycle.md", "seeds.md", "multitask.md", "audit.md", "anytime.md")
 RUN = [README, *(ROOT / "docs" / name for name in GUIDES)]
 
 
