@@ -32,6 +32,7 @@ SCALES = {
             "patience": 1,
             "batch": 32,
             "members": 2,
+            "candidates": 2,
             "copies": 2,
         },
     ),
@@ -94,6 +95,7 @@ study = Study(
         "UMix averages logits and gEns probabilities, as in the text; the code sums and averages "
         "logits",
         "gMoE starts with one expert a layer, as in the text; a leaf is split by its loss",
+        "Firefly: batch norm keeps its statistics while candidates are tried",
         "Mem and Comp are sums from t = 1; backward passes count in Comp (the paper's forward-only "
         "figure stands beside it)",
     ),

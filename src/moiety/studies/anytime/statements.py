@@ -19,7 +19,7 @@ LEARNERS = {  # the paper's names
     "gMoE": "growing-moe",
     "FF": "firefly",
 }
-FEW = ("UMix", "gMoE")  # that run at two waiting times; the first does not grow
+FEW = ("UMix", "gMoE", "FF")  # that run at two waiting times; the first does not grow
 POINT: dict[str, Any] = {
     "margin": 0.01,
     "reason": "one point of error, averaged over the stream: what waiting costs, at chance, for "

@@ -7,6 +7,7 @@ as the library counts it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import cost
-from ...anytime.base import Phase, Report
+from ...anytime.base import Learner, Phase, Report
 from ...anytime.data import Examples
 from ...anytime.fitting import Training, batch_sizes
 from ...anytime.learners import learner as make_learner
@@ -25,6 +26,7 @@ from ...anytime.metering import Meter
 from ...anytime.together import numbers_of
 from ...train.draws import step_seed
 from ...train.phased import Ended, Phased, Rules
+from .firefly import Firefly
 
 Key = tuple[str, int]  # a learner by name, and its seed
 
@@ -249,9 +251,11 @@ class Grown:
 
     def __init__(self, cell: Cell, name: str, seeds: Sequence[int]) -> None:
         self.cell, self.keys = cell, [(name, seed) for seed in seeds]
-        common = {"training": cell.training, "device": cell.device, "meter": cell.meter}
-        self.learners = [
-            make_learner(name, cell.make, seed=seed, **common, **cell.options) for seed in seeds
+        common: dict[str, Any] = {"training": cell.training, "meter": cell.meter}
+        make = Firefly if name == "firefly" else functools.partial(make_learner, name)
+        self.learners: list[Learner] = [
+            make(cell.make, seed=seed, device=cell.device, **common, **cell.options)
+            for seed in seeds
         ]
         self.groups: list[tuple[list[int], Phased, Prices]] = []  # learners, and their program
         self.shape: list[str] = []

@@ -38,8 +38,8 @@ TRAININGS: dict[str, dict[str, Any]] = {  # digest 4, section 4.3
 }
 PERIODS = {"vgg": {10: 2, 50: 5}}  # phases between growths in the paper's code, by all phases
 TRAINED = ("epochs", "patience", "batch")
-SHAPED = ("data", "rows", "batches", "model", "width", "narrow", "members", *TRAINED)
-CELL = ("wait", "replay", "capped", "every", *SHAPED)  # what decides a cell
+SHAPED = ("data", "rows", "batches", "model", "width", "narrow", "members", "candidates")
+CELL = ("wait", "replay", "capped", "every", *SHAPED, *TRAINED)  # what decides a cell
 
 
 # -- cells by settings -----------------------------------------------------------------------------
@@ -91,6 +91,8 @@ def cell_of(settings: Settings, device: torch.device) -> Cell:
     options: dict[str, Any] = {"every": period_of(settings)}
     if learner == "mixture":
         options = {"members": settings["members"]}
+    if learner == "firefly" and "candidates" in settings:
+        options["candidates"] = settings["candidates"]
     width = max(1, settings["width"] // settings.get("narrow", 1))
     shape: Any = tuple(train.x.shape[1:])
 

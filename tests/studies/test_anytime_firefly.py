@@ -1,0 +1,97 @@
+"""Firefly: candidates in a wider model, the chosen ones in a grown one."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from moiety.anytime import MLP, VGG19
+from moiety.anytime.base import Phase
+from moiety.anytime.data import Examples
+from moiety.anytime.fitting import Training
+from moiety.studies.anytime.firefly import Candidates, Firefly, elites, layers_of
+
+MODELS = {
+    "mlp": (lambda seed: MLP(5, inputs=12, classes=3), (12,)),
+    "vgg": (lambda seed: VGG19(2, shape=(1, 64, 64), classes=3), (1, 64, 64)),  # 2 × 2 at the end
+}
+
+
+def tried(name):
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = make(0).train()
+    for _, norm in layers_of(model):
+        if norm is not None:
+            norm.momentum = 1.0
+    model(torch.randn(8, *shape))  # the norms have statistics other than those of the start
+    return Candidates(model.eval(), 3), torch.randn(6, *shape)
+
+
+@torch.no_grad()
+def wide(candidates, x):
+    return torch.func.functional_call(candidates.wide.eval(), candidates.weights(), (x,))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_candidates_that_do_nothing_leave_the_function_as_it_is(name):
+    candidates, x = tried(name)
+    with torch.no_grad():
+        for own in candidates.tried:
+            own.split.zero_()
+            own.out.zero_()
+        torch.testing.assert_close(wide(candidates, x), candidates.model(x))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_with_all_candidates_is_the_one_in_which_they_were_tried(name):
+    candidates, x = tried(name)
+    every = [list(range(len(own.gate))) for own in candidates.tried]
+    grown = candidates.grown(every)
+    with torch.no_grad():
+        torch.testing.assert_close(grown(x), wide(candidates, x))
+        assert not torch.allclose(grown(x), candidates.model(x))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_without_any_is_the_old_one_and_one_split_changes_it(name):
+    candidates, x = tried(name)
+    none = [[] for _ in candidates.tried]
+    with torch.no_grad():
+        torch.testing.assert_close(candidates.grown(none)(x), candidates.model(x))
+        one = copy.deepcopy(none)
+        one[1] = [0]
+        grown = candidates.grown(one)
+        widths = [len(layer.weight) for layer, _ in layers_of(grown)]
+        assert widths[1] == len(layers_of(candidates.model)[1][0].weight) + 1
+        candidates.tried[1].split.zero_()
+        torch.testing.assert_close(candidates.grown(one)(x), candidates.model(x))
+
+
+def test_gates_of_useful_candidates_have_negative_gradients():
+    candidates, x = tried("mlp")
+    y = torch.arange(6) % 3
+    before = float(F.cross_entropy(wide(candidates, x), y))
+    scores = candidates.scores([(x, y)] * 100)
+    assert float(F.cross_entropy(wide(candidates, x), y)) < before
+    assert torch.cat(scores).min() < 0
+
+
+def test_elites_are_chosen_over_all_layers():
+    scores = [torch.tensor([0.0, -3.0]), torch.tensor([-1.0, -2.0, 5.0])]
+    assert elites(scores, 3) == [[1], [0, 1]]
+
+
+def test_the_width_grows_in_a_straight_line():
+    torch.manual_seed(0)
+    data = Examples(torch.randn(60, 12), torch.arange(60) % 3)
+    training = Training(method="sgd", epochs=1, batch=20)
+    learner = Firefly(lambda seed: MLP(10, inputs=12, classes=3), training=training, candidates=4)
+    totals = []
+    for number in range(1, 5):
+        report = learner.train(Phase(train=data, validation=data, number=number))
+        totals.append(sum(len(layer.weight) for layer, _ in layers_of(learner.models[0])[:-1]))
+        assert (report.growth is None) == (number == 1)
+    assert totals == pytest.approx([20, 32, 44, 56], abs=3)  # whole units, rounded down
+    assert report.growth["gap"] > 0 and report.flops["growth"] > 0 and not learner.exact
