@@ -5,7 +5,7 @@ import torch
 from test_lab_studies import running
 
 from moiety.anytime import summary
-from moiety.studies.anytime import vision
+from moiety.studies.anytime import pilot, vision
 from moiety.studies.anytime.mnist import LADDER, TWO, WAITS, WIDTHS, study
 from moiety.studies.anytime.statements import arm
 
@@ -95,3 +95,13 @@ def test_a_large_model_is_looked_at_after_a_tenth():
         for width in WIDTHS
     )
     assert small == lines[-1]["error"] and large == lines[1]["error"]
+
+
+def test_a_pilot_says_what_every_cell_will_take():
+    found = {one.cell: one for one in pilot.project("mnist", "smoke", CPU)}
+    cells = [f"{kind} c={c} w=1" for kind in ("mixture", "growing-moe", "firefly") for c in WIDTHS]
+    cells += [f"stack c={c} w={w}" for c in WIDTHS for w in (1, 4)]
+    cells += [f"stack c={c} w=1" for c in LADDER if c not in WIDTHS]
+    assert sorted(found) == sorted(cells)
+    assert found["stack c=4 w=1"].steps == 8  # 4 phases of 2 epochs of 1 batch
+    assert all(one.seconds >= one.steps * one.milliseconds / 1000 > 0 for one in found.values())

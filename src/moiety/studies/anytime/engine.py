@@ -92,7 +92,7 @@ def _walk(
     lines: dict[Key, list[Line]] = {key: [] for key in team.keys}
     waiting: list[list[Batch]] = []
     phase = 0
-    for t in range(1, cell.batches + 1):
+    for t in range(1, (cell.until or cell.batches) + 1):
         waiting.append([stream[t] for stream in streams])
         sizes = tuple(each[0].rows for each in waiting)
         if not _ready(cell, t, sizes, lines):

@@ -48,6 +48,7 @@ class Cell:
     every: int = 1  # phases between growths
     options: Mapping[str, Any] = field(default_factory=dict)  # of a learner that is not stacked
     meter: Meter = field(default_factory=Meter)  # cells of equal models may share one
+    until: int | None = None  # the last mega-batch that is looked at, where it is not the last
 
     @property
     def device(self) -> torch.device:
