@@ -1,0 +1,256 @@
+"""The teacher's representations on disk: computed once, read at every step.
+
+    key = Key(teacher=teacher.weights_key(), input=inputs.digest, layer="cls", shape=(n, d))
+    cache = Cache.open(folder, key)          # a cache of another teacher raises
+    cache.build(represent)                   # what is missing; a kill at any moment costs one chunk
+    cache.take(rows)                         # [B, D] or [B, L, D]
+
+    header.json     what is cached: the key
+    values.bin      N records of one size, mapped into memory; rows past an example's tokens are 0
+    chunks.jsonl    a line with the checksum of each chunk that is whole
+
+A chunk that is damaged is computed again, in the same batches and so to the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import io
+from ..moe import MoE
+
+if TYPE_CHECKING:
+    from .encoders import Batch, Encoder
+
+CHUNK = 32 * 2**20  # bytes that are written at once
+BATCH = 64  # examples that a teacher sees at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What the cached values depend on."""
+
+    teacher: str  # digests, see `Encoder.weights_key` and `look_through`
+    input: str
+    layer: str
+    shape: tuple[int, ...]  # [N, L, D] or [N, D]
+    dtype: str = "float32"
+
+    @property
+    def bytes(self) -> int:
+        """How large the cache will be."""
+        return math.prod(self.shape) * torch.empty((), dtype=self.torch_dtype).element_size()
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+
+class Cache:
+    """Representations of N examples in a folder."""
+
+    def __init__(
+        self, folder: Path, key: Key, chunk_bytes: int = CHUNK, batch: int = BATCH
+    ) -> None:
+        self.folder, self.key, self.batch = folder, key, batch
+        self.values_path, self.lines_path = folder / "values.bin", folder / "chunks.jsonl"
+        self.record = key.bytes // max(key.shape[0], 1)
+        self.rows = max(chunk_bytes // (self.record * batch), 1) * batch  # of a chunk
+        self.chunks = math.ceil(key.shape[0] / self.rows)
+        self.mapped: Tensor | None = None
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], key: Key, **words: Any) -> Cache:
+        """The cache in a folder, begun where there is none."""
+        cache = cls(Path(folder), key, **words)
+        header = cache.folder / "header.json"
+        wanted = {**asdict(key), "shape": list(key.shape), "rows": cache.rows, "batch": cache.batch}
+        if not header.exists():
+            io.write_json(header, wanted)
+            return cache
+        found = io.read_json(header)
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                what = "another teacher" if name == "teacher" else f"another {name}"
+                raise ValueError(
+                    f"{folder} caches the representations of {what}: delete it, or choose another "
+                    "folder"
+                )
+        return cache
+
+    # -- building ------------------------------------------------------------------------------
+
+    def build(
+        self, represent: Callable[[Tensor], Tensor], tick: Callable[[float], None] | None = None
+    ) -> None:
+        """Compute what is missing; `represent` gives the records of some rows."""
+        missing = [c for c in range(self.chunks) if c not in self.whole()]
+        if missing:
+            self._reserve()
+        with open(self._touched(), "r+b") as file, ThreadPoolExecutor(1) as pool:
+            writing: Future | None = None
+            for done, chunk in enumerate(missing, 1):
+                parts = [represent(rows) for rows in self.rows_of(chunk).split(self.batch)]
+                made = torch.cat([part.to(self.key.torch_dtype) for part in parts]).cpu()
+                if writing is not None:
+                    writing.result()  # the disk works while the next chunk is computed
+                writing = pool.submit(self._write, file.fileno(), chunk, made)
+                if tick:
+                    tick(done / len(missing))
+            if writing is not None:
+                writing.result()
+        self.mapped = self._map()
+
+    def whole(self) -> set[int]:
+        """The chunks that are on the disk as their checksums say; lines of others are removed."""
+        lines = io.read_lines(self.lines_path)
+        told = [json.loads(line) for line in lines]
+        right = [t for t in told if self._checksum(t["chunk"]) == t["sha256"]]
+        if len(right) < len(told):
+            io.write_atomic(self.lines_path, "".join(f"{json.dumps(t)}\n" for t in right))
+        return {t["chunk"] for t in right}
+
+    def rows_of(self, chunk: int) -> Tensor:
+        return torch.arange(chunk * self.rows, min((chunk + 1) * self.rows, self.key.shape[0]))
+
+    def _write(self, file: int, chunk: int, made: Tensor) -> None:
+        data = memoryview(made.contiguous().view(torch.uint8).numpy()).cast("B")
+        start, written = chunk * self.rows * self.record, 0
+        while written < len(data):
+            written += os.pwrite(file, data[written:], start + written)
+        os.fsync(file)
+        # The line after the values: where there is a line, there is a whole chunk.
+        told = {"chunk": chunk, "sha256": hashlib.sha256(data).hexdigest()}
+        io.append_line(self.lines_path, json.dumps(told))
+
+    def _checksum(self, chunk: int) -> str | None:
+        """The checksum of what the disk holds of a chunk."""
+        size = len(self.rows_of(chunk)) * self.record
+        try:
+            with open(self.values_path, "rb") as file:
+                file.seek(chunk * self.rows * self.record)
+                return hashlib.sha256(file.read(size)).hexdigest()
+        except FileNotFoundError:
+            return None
+
+    def _reserve(self) -> None:
+        held = self.values_path.stat().st_blocks * 512 if self.values_path.exists() else 0
+        free = shutil.disk_usage(self.folder).free + held
+        if free < self.key.bytes:
+            raise ValueError(
+                f"the teacher's representations take {told_bytes(self.key.bytes)} and "
+                f"{self.folder} has room for {told_bytes(free)}: set a cache_limit below that"
+            )
+
+    def _touched(self) -> Path:
+        with open(self.values_path, "ab") as file:
+            file.truncate(self.key.bytes)
+        return self.values_path
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def take(self, rows: Tensor) -> Tensor:
+        """The records of some rows, on the CPU."""
+        if self.mapped is None:
+            raise ValueError(f"{self.folder} is not complete: call build first")
+        return self.mapped.index_select(0, rows.cpu())
+
+    def _map(self) -> Tensor:
+        size = math.prod(self.key.shape)
+        flat = torch.from_file(
+            str(self.values_path), shared=False, size=size, dtype=self.key.torch_dtype
+        )
+        return flat.view(self.key.shape)
+
+    def remove(self) -> None:
+        """Give the disk back."""
+        self.mapped = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+# -- what a key is made of -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The processed examples, seen from outside."""
+
+    digest: str
+    longest: int  # tokens of the longest one, padding of others left out
+
+
+def look_through(encoder: Encoder, data: Any) -> Inputs:
+    """Digest the examples as the encoder will see them."""
+    digest, longest = hashlib.sha256(f"{len(data)} {encoder.input_key()}".encode()), 1
+    for batch in batches(encoder, data):
+        for name in sorted(batch):
+            _update(digest, name, batch[name])
+        if "attention_mask" in batch:
+            longest = max(longest, batch["attention_mask"].shape[1])
+    return Inputs(digest.hexdigest(), longest)
+
+
+def batches(encoder: Encoder, data: Any, size: int = BATCH) -> Iterator[Batch]:
+    """All examples in order, processed."""
+    for rows in torch.arange(len(data)).split(size):
+        yield encoder.batch(data.take(rows))
+
+
+def _update(digest: Any, name: str, value: Tensor) -> None:
+    value = value.detach().cpu().contiguous()
+    digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+    digest.update(memoryview(value.reshape(-1).view(torch.uint8).numpy()))
+
+
+def padded(features_BLD: Tensor, real_BL: Tensor, length: int) -> Tensor:
+    """Tokens `[B, L, D]` as records of one length, zero where there is none."""
+    kept = torch.where(real_BL[..., None], features_BLD, 0.0)
+    return F.pad(kept, (0, 0, 0, length - kept.shape[1]))
+
+
+def told_bytes(size: float) -> str:
+    """A size in words."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}"
+
+
+# -- what cannot be cached -------------------------------------------------------------------------
+
+
+def why_online(teacher: Encoder, data: Any) -> str | None:
+    """Why a representation does not follow from its example alone; None: it does."""
+    rows = torch.arange(min(len(data), 4))
+    one, two = (teacher.batch(data.take(rows)) for _ in range(2))
+    if any(not torch.equal(one[name], two[name]) for name in one):
+        return "the input is augmented at random"
+    for name, layer in teacher.model.named_modules():
+        shared = _shared(layer) if isinstance(layer, MoE) else None
+        if shared:
+            return f"{name}: {shared}"
+    return None
+
+
+def _shared(layer: MoE) -> str | None:
+    """What the examples of a batch share in a layer of experts."""
+    if layer.router.positional:
+        return "the choice depends on a token's place in the batch"
+    limited = layer.capacity_factor is not None
+    if not limited and getattr(layer.router, "capacity_factor", None) is None:
+        return None
+    return None if layer.group in (1, "example") else "examples share the capacity of the experts"

@@ -1,0 +1,265 @@
+"""What a step of adaptation minimises: L = mae_weight · L_MAE + distill_weight · L_Distill.
+
+Lee et al., Self-Distillation for Further Pre-training of Transformers (ICLR 2023), eq. 2 and 3:
+
+    objective = Objective(match="cls")
+    target = objective.target(teacher, batch, masks)              # unmasked input, no gradient
+    values = objective.backward(student, batch, masks, target)    # then one step of the optimizer
+
+What `match` compares, student against teacher:
+
+    cls         the class token after the last norm: squared error summed over features, mean over
+                the batch (the authors' code)
+    hidden      every real token in its own order: summed over features, mean over the real tokens
+                of an example, mean over the batch (ours, for text)
+    prediction  what both predict at the same masked places: squared error for patches, summed over
+                a patch; KL(teacher || student) for words; mean over places. The one that also
+                reaches the decoder
+    weights     the encoder's parameters: their squared distance, or with norm="mars" the largest
+                row sum of |W − U| of each parameter, summed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..moe import MoE
+from ..watch import Routes, watch
+
+if TYPE_CHECKING:
+    from .encoders import Batch, Encoder, Masked
+
+Match = Literal["hidden", "cls", "prediction", "weights"]
+Norm = Literal["l2", "mars"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a teacher asks of a batch, without gradient."""
+
+    values: Tensor | None = None  # [B, L, D], [B, D], or predictions at the masked places
+    weights: dict[str, Tensor] = field(default_factory=dict)  # of the encoder, by name
+    probs: list[Tensor] = field(default_factory=list)  # [T, E] of each router, call by call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """Which terms a step has, and how much each counts.
+
+    distill_every   every so many steps has the second term, which then counts as many times: its
+                    mean over the steps stays what it is
+    match_routing   weight of KL(teacher || student) between the routers of a mixture on the
+                    unmasked input, mean over real tokens, summed over layers
+    """
+
+    match: Match = "hidden"
+    mae_weight: float = 1.0
+    distill_weight: float = 1.0
+    distill_every: int = 1
+    match_routing: float = 0.0
+    norm: Norm = "l2"
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("match", Match), ("norm", Norm)):
+            if getattr(self, name) not in get_args(kinds):
+                known = ", ".join(get_args(kinds))
+                raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+        for name in ("mae_weight", "distill_weight", "match_routing"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.distill_every < 1:
+            raise ValueError(f"distill_every must be at least 1, got {self.distill_every}")
+        if not self.mae_weight and not self.distill_weight:
+            raise ValueError("mae_weight and distill_weight are both 0: nothing would be learnt")
+        if self.match_routing and not (self.represents and self.distill_weight):
+            raise ValueError(
+                "match_routing compares routers on the unmasked input: it needs match='cls' or "
+                "'hidden' and a distill_weight above 0"
+            )
+
+    @property
+    def represents(self) -> bool:
+        """Whether the second term runs the encoders on unmasked input."""
+        return self.match in ("hidden", "cls")
+
+    def distills(self, step: int) -> bool:
+        """Whether a step, counted from 0, has the second term."""
+        return self.distill_weight > 0 and step % self.distill_every == 0
+
+    # -- the teacher ---------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def target(self, teacher: Encoder, batch: Batch, masks: Tensor) -> Target:
+        """What a teacher in eval mode asks of a batch."""
+        if self.match == "weights":
+            return Target(weights={n: p.detach() for n, p in teacher.trunk.named_parameters()})
+        if self.match == "prediction":
+            return Target(values=teacher.masked(batch, masks).predictions)
+        with _watched(teacher.model, all=self.match_routing > 0) as routes:
+            values = self.pick(teacher.represent(batch).features)
+            return Target(values=values, probs=_probs(routes) if self.match_routing else [])
+
+    def pick(self, features_BLD: Tensor) -> Tensor:
+        """The part of a representation that is compared."""
+        return features_BLD[:, 0] if self.match == "cls" else features_BLD
+
+    # -- the student ---------------------------------------------------------------------------
+
+    def backward(
+        self, student: Encoder, batch: Batch, masks: Tensor, target: Target | None = None
+    ) -> dict[str, Tensor]:
+        """Add the gradients of one step, and tell the terms before their weights.
+
+        Without a target the step has the masked term alone. One backward pass for each of the two,
+        as in the authors' code: both graphs need not be in memory at once.
+        """
+        told: dict[str, Tensor] = {}
+        predicts = target is not None and self.match == "prediction"
+        if self.mae_weight or predicts:
+            self._masked(student, batch, masks, target if predicts else None, told).backward()
+        if target is not None and not predicts:
+            self._distilled(student, batch, target, told).backward()
+        return told
+
+    def _masked(
+        self,
+        student: Encoder,
+        batch: Batch,
+        masks: Tensor,
+        target: Target | None,
+        told: dict[str, Tensor],
+    ) -> Tensor:
+        with _watched(student.model) as routes:
+            masked = student.masked(batch, masks)
+            # Where the model has not put them into its loss itself.
+            balance = routes.loss() if routes is not None and routes._terms else None
+        told["masked"] = masked.loss.detach()
+        loss = masked.loss if balance is None else masked.loss + balance.to(masked.loss.device)
+        loss = self.mae_weight * loss
+        if target is not None:
+            assert target.values is not None
+            error = prediction_error(student.kind, masked, target.values)
+            told["distill"] = error.detach()
+            loss = loss + self.distill_weight * self.distill_every * error
+        return loss
+
+    def _distilled(
+        self, student: Encoder, batch: Batch, target: Target, told: dict[str, Tensor]
+    ) -> Tensor:
+        if self.match == "weights":
+            error = weight_error(student.trunk, target.weights, self.norm)
+            told["distill"] = error.detach()
+            return self.distill_weight * self.distill_every * error
+        assert target.values is not None
+        with _watched(student.model, all=self.match_routing > 0) as routes:
+            made = student.represent(batch)
+            probs = _probs(routes) if self.match_routing else []
+            masks = _masks(routes) if self.match_routing else []
+        error = representation_error(self.pick(made.features), target.values, made.real)
+        told["distill"] = error.detach()
+        loss = self.distill_weight * error
+        if self.match_routing:
+            apart = routing_error(probs, target.probs, masks)
+            told["routing"] = apart.detach()
+            loss = loss + self.match_routing * apart
+        return self.distill_every * loss
+
+
+# -- the distances -----------------------------------------------------------------------------
+
+
+def representation_error(made: Tensor, wanted: Tensor, real_BL: Tensor) -> Tensor:
+    """Eq. 3 for `[B, D]`, or for `[B, L, D]` with the real tokens of L."""
+    gap = _exact(made) - _exact(wanted)
+    if gap.dim() == 2:
+        return gap.square().sum(-1).mean()
+    # Selected before it is squared: nobody promises what stands at padding, and 0 · inf is no 0.
+    return _mean_where(real_BL, torch.where(real_BL[..., None], gap, 0.0).square().sum(-1))
+
+
+def prediction_error(kind: str, masked: Masked, wanted: Tensor) -> Tensor:
+    """Between `[B, L, V]` predictions for the same masked places."""
+    made, wanted = _exact(masked.predictions), _exact(wanted)
+    if kind == "image":
+        error_BL = (made - wanted).square().sum(-1)
+    else:
+        made, wanted = made.log_softmax(-1), wanted.log_softmax(-1)
+        error_BL = F.kl_div(made, wanted, reduction="none", log_target=True).sum(-1)
+    return _mean_where(masked.where, error_BL)
+
+
+def weight_error(trunk: nn.Module, wanted: dict[str, Tensor], norm: Norm) -> Tensor:
+    """Between the parameters of two encoders."""
+    gaps = [p - wanted[name] for name, p in trunk.named_parameters() if p.requires_grad]
+    if norm == "mars":
+        rows = [_exact(g).reshape(g.shape[0] if g.dim() else 1, -1) for g in gaps]
+        return torch.stack([r.abs().sum(1).max() for r in rows]).sum()
+    return torch.stack([_exact(g).square().sum() for g in gaps]).sum()
+
+
+def routing_error(made: list[Tensor], wanted: list[Tensor], masks: list[Tensor | None]) -> Tensor:
+    """KL(teacher || student) between `[T, E]` gates of each layer."""
+    tiny = torch.finfo(torch.float32).tiny
+    total = []
+    for p_TE, q_TE, mask_T in zip(made, wanted, masks, strict=True):
+        apart_T = (torch.xlogy(q_TE, q_TE) - q_TE * p_TE.clamp(min=tiny).log()).sum(-1)
+        if mask_T is None or len(apart_T) == 1:  # a static gate answers once for all tokens
+            mask_T = torch.ones_like(apart_T, dtype=torch.bool)
+        total.append(_mean_where(mask_T.bool()[None], apart_T[None]))
+    return torch.stack(total).sum()
+
+
+def _mean_where(where_BL: Tensor, error_BL: Tensor) -> Tensor:
+    """The mean over such places of each example, then over the examples."""
+    sums_B = torch.where(where_BL, error_BL, 0.0).sum(1)
+    return (sums_B / where_BL.sum(1).clamp(min=1)).mean()
+
+
+def _exact(t: Tensor) -> Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+# -- mixtures ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _watched(model: nn.Module, all: bool = False) -> Iterator[Routes | None]:
+    """Watch a mixture for one pass; balance losses that were not asked for are forgotten, because
+    they belong to the masked pass alone. None for a model without experts.
+    """
+    if not all and not any(isinstance(part, MoE) for part in model.modules()):
+        yield None
+        return
+    with watch(model, keep="all" if all else "load") as routes:
+        try:
+            yield routes
+        finally:
+            routes.clear()
+
+
+def _probs(routes: Routes | None) -> list[Tensor]:
+    """The gates of every call that was watched."""
+    return _of(routes, lambda routing: routing.probs, needed=True)
+
+
+def _masks(routes: Routes | None) -> list[Tensor | None]:
+    return _of(routes, lambda routing: routing.mask, needed=False)
+
+
+def _of(routes: Routes | None, read: Callable, needed: bool) -> list:
+    assert routes is not None
+    found = []
+    for name, record in routes.records:
+        value = read(record.routing)
+        if needed and value is None:
+            raise ValueError(f"the router of {name} has no probabilities; set match_routing=0")
+        found.append(value)
+    return found
