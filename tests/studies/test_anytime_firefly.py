@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from moiety.anytime import MLP, VGG19
+from moiety.anytime import MLP, VGG19, run_stream
 from moiety.anytime.base import Phase
 from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Training
+from moiety.anytime.stream import cut
+from moiety.studies.anytime.engine import Cell, run_cell
 from moiety.studies.anytime.firefly import Candidates, Firefly, elites, layers_of
 
 MODELS = {
@@ -95,3 +97,32 @@ def test_the_width_grows_in_a_straight_line():
         assert (report.growth is None) == (number == 1)
     assert totals == pytest.approx([20, 32, 44, 56], abs=3)  # whole units, rounded down
     assert report.growth["gap"] > 0 and report.flops["growth"] > 0 and not learner.exact
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padded_models_train_together_as_each_would_alone(name, tmp_path):
+    make, shape = MODELS[name]
+    g = torch.Generator().manual_seed(0)
+    data = Examples(torch.randn(48, *shape, generator=g), torch.arange(48) % 3)
+    options = {"momentum": 0.9, "weight_decay": 1e-3}
+    training = Training(method="sgd", lr=0.02, options=options, batch=16, epochs=2)
+    cell = Cell(
+        train=data,
+        test=data,
+        batches=3,
+        classes=3,
+        training=training,
+        make=make,
+        options={"candidates": 2},
+    )
+    course = run_cell(cell, [0, 1], ["firefly"]).lines["firefly"]
+    for seed, mine in enumerate(course):
+        made = Firefly(make, seed=seed, training=training, candidates=2)
+        words = {"test": data, "overlap": 1.0, "seed": seed, "out": tmp_path / str(seed)}
+        theirs = run_stream(cut(data, 3, seed=seed), made, **words).lines
+        for a, b in zip(mine, theirs, strict=True):
+            assert a["parameters"] == b["parameters"] and a["steps"] == b["steps"]
+            assert a["flops"] == pytest.approx(b["flops"])
+            assert a["loss"] > 0 and a["error"] == pytest.approx(b["error"], abs=0.03)
+    first, second = ([line["parameters"] for line in mine] for mine in course)
+    assert first[-1] > first[0] and first != second  # of different widths

@@ -118,7 +118,7 @@ class Candidates:
         self.model, self.count = model, count
         self.layers = layers_of(model)
         self.tried = [self._try(i) for i in range(len(self.layers) - 1)]
-        self.wide = self._widened([2 * self._width(i) + count for i in range(len(self.tried))])
+        self.wide = widened(model, [2 * self._width(i) + count for i in range(len(self.tried))])
 
     def _width(self, i: int) -> int:
         return self.layers[i][0].weight.shape[0]
@@ -135,28 +135,6 @@ class Candidates:
         split = torch.empty_like(weight).uniform_(-SPLIT, SPLIT)
         gate = weight.new_ones(len(weight) + self.count)
         return Tried(*(t.requires_grad_() for t in (split, new, out, gate)))
-
-    def _widened(self, widths: list[int]) -> nn.Module:
-        """A copy of the model with so many units in each hidden layer, whatever their weights."""
-        wide = copy.deepcopy(self.model)
-        before = None
-        for i, (layer, norm) in enumerate(layers_of(wide)):
-            rows = widths[i] if i < len(widths) else len(layer.weight)
-            columns = layer.weight.shape[1]
-            if before is not None:
-                columns = before * self._columns(i - 1)
-            shape = (rows, columns, *layer.weight.shape[2:])
-            layer.weight = nn.Parameter(layer.weight.new_empty(shape))
-            layer.bias = nn.Parameter(layer.weight.new_empty(rows))
-            _resize(layer, rows, columns)
-            if norm is not None:
-                norm.num_features = rows
-                norm.weight, norm.bias = (
-                    nn.Parameter(t.new_empty(rows)) for t in (layer.bias,) * 2
-                )
-                norm.running_mean, norm.running_var = (layer.bias.new_zeros(rows) for _ in range(2))
-            before = rows
-        return wide
 
     # -- training and scoring --------------------------------------------------------------------
 
@@ -206,7 +184,7 @@ class Candidates:
     def grown(self, chosen: list[list[int]]) -> nn.Module:
         """The model with the chosen candidates, as a plain model of its own."""
         made = list(self._composed(chosen))
-        model = self._widened([len(one["layer"]["bias"]) for one in made[:-1]])
+        model = widened(self.model, [len(one["layer"]["bias"]) for one in made[:-1]])
         with torch.no_grad():
             for (layer, norm), one in zip(layers_of(model), made, strict=True):
                 for part, own in ((layer, one["layer"]), (norm, one.get("norm", {}))):
@@ -287,9 +265,54 @@ def _normed(norm: nn.BatchNorm2d, split: list[int], new: int) -> dict[str, Tenso
     return found
 
 
-def _resize(layer: Weighted, rows: int, columns: int) -> None:
-    """Let a layer say its size, by which FLOPs are counted and shapes are told apart."""
-    if isinstance(layer, nn.Linear):
-        layer.out_features, layer.in_features = rows, columns
-    else:
-        layer.out_channels, layer.in_channels = rows, columns
+# -- models of several widths ----------------------------------------------------------------------
+
+
+def widened(model: nn.Module, widths: list[int]) -> nn.Module:
+    """A copy with so many units in each hidden layer, and weights of zero."""
+    wide, units = copy.deepcopy(model), 0
+    for i, (layer, norm) in enumerate(layers_of(wide)):
+        height, columns = layer.weight.shape[:2]
+        rows = widths[i] if i < len(widths) else height
+        columns = widths[i - 1] * (columns // units) if i else columns
+        layer.weight = nn.Parameter(
+            layer.weight.new_zeros(rows, columns, *layer.weight.shape[2:], requires_grad=False)
+        )
+        layer.bias = nn.Parameter(layer.weight.detach().new_zeros(rows))
+        if isinstance(layer, nn.Linear):  # by its sizes FLOPs are counted and told apart
+            layer.out_features, layer.in_features = rows, columns
+        else:
+            layer.out_channels, layer.in_channels = rows, columns
+        if norm is not None:
+            zeros = torch.zeros_like(layer.bias.detach())
+            norm.num_features = rows
+            norm.weight, norm.bias = (nn.Parameter(zeros.clone()) for _ in range(2))
+            norm.running_mean, norm.running_var = zeros.clone(), zeros + 1
+        units = height
+    return wide
+
+
+def padded(models: list[nn.Module]) -> list[nn.Module]:
+    """Copies of one structure, so that they train in one program.
+
+    The units that are added see nothing and are not seen: all their weights are zero, and so are
+    the gradients of these, through batch norm too, so that the other weights train as they would.
+    """
+    heights = [[len(layer.weight) for layer, _ in layers_of(model)[:-1]] for model in models]
+    wide = [widened(model, [max(each) for each in zip(*heights)]) for model in models]
+    for model, twin in zip(models, wide):
+        _copy(model, twin, back=False)
+    return wide
+
+
+def cut_back(model: nn.Module, twin: nn.Module) -> None:
+    """Give a model the weights that its padded twin has for its units."""
+    _copy(model, twin, back=True)
+
+
+@torch.no_grad()
+def _copy(model: nn.Module, twin: nn.Module, *, back: bool) -> None:
+    wide = twin.state_dict()
+    for name, t in model.state_dict().items():
+        part = wide[name][tuple(slice(size) for size in t.shape)]
+        _ = t.copy_(part) if back else part.copy_(t)

@@ -26,7 +26,7 @@ from ...anytime.metering import Meter
 from ...anytime.together import numbers_of
 from ...train.draws import step_seed
 from ...train.phased import Ended, Phased, Rules
-from .firefly import Firefly
+from .firefly import Firefly, cut_back, padded
 
 Key = tuple[str, int]  # a learner by name, and its seed
 
@@ -247,7 +247,8 @@ class Stack:
 class Grown:
     """Learners of the library with one model each; those of equal structure are one program.
 
-    They grow by themselves, and are stacked anew after it.
+    They grow by themselves, and are stacked anew after it; those of Firefly, no two of which have
+    the same widths, are padded to one.
     """
 
     def __init__(self, cell: Cell, name: str, seeds: Sequence[int]) -> None:
@@ -258,7 +259,9 @@ class Grown:
             make(cell.make, seed=seed, device=cell.device, **common, **cell.options)
             for seed in seeds
         ]
-        self.groups: list[tuple[list[int], Phased, Prices]] = []  # learners, and their program
+        self.pads = name == "firefly"
+        self.groups: list[tuple[list[int], list[nn.Module], Phased]] = []
+        self.prices: list[Prices] = []
         self.shape: list[str] = []
 
     def train(self, rows: Rows, tick: Callable[[float], None] | None) -> list[Report]:
@@ -268,13 +271,15 @@ class Grown:
             one.begin(phase)
         self._group()
         reports: dict[int, Report] = {}
-        for own, phased, prices in self.groups:
+        for own, twins, phased in self.groups:
             train, held = (torch.stack([each[i] for i in own]) for each in (rows.train, rows.held))
             seeds = [step_seed(step_seed(self.keys[i][1], rows.number), 0) for i in own]
             ended = phased.phase(train, held, seeds, tick=tick)
-            phased.write_to([self.learners[i].models[0] for i in own])
+            phased.write_to(twins)
             for place, i in enumerate(own):
-                reports[i] = self.learners[i]._report([prices.done(rows, ended, place)])
+                if self.pads:
+                    cut_back(self.learners[i].models[0], twins[place])
+                reports[i] = self.learners[i]._report([self.prices[i].done(rows, ended, place)])
         return [reports[i] for i in range(len(self.keys))]
 
     def _phase(self, rows: Rows, i: int) -> Phase:
@@ -283,19 +288,23 @@ class Grown:
 
     def _group(self) -> None:
         """Put models of one structure together, where any has changed."""
-        shape = [_structure(one.models[0]) for one in self.learners]
+        models = [one.models[0] for one in self.learners]
+        shape = [_structure(model) for model in models]
         if shape == self.shape:
             return
         self.shape, self.groups = shape, []
+        self.prices = [Prices(self.cell, model, self.cell.meter) for model in models]
+        twins = padded(models) if self.pads else models
+        shape = [_structure(model) for model in twins]
         for kind in dict.fromkeys(shape):
             own = [i for i, found in enumerate(shape) if found == kind]
-            models = [self.learners[i].models[0] for i in own]
-            phased = Phased(models, self.cell.train.x, self.cell.train.y, self.cell.rules())
-            self.groups.append((own, phased, Prices(self.cell, models[0], self.cell.meter)))
+            alike = [twins[i] for i in own]
+            data, rules = self.cell.train, self.cell.rules()
+            self.groups.append((own, alike, Phased(alike, data.x, data.y, rules)))
 
     def measure(self) -> list[dict[str, float]]:
         found: dict[int, dict[str, float]] = {}
-        for own, phased, _ in self.groups:
+        for own, _, phased in self.groups:
             answers = phased.probabilities(self.cell.test.x)
             found |= zip(own, _measured(answers, self.cell.test.y))
         return [found[i] for i in range(len(self.keys))]
