@@ -176,7 +176,7 @@ METRICS = {
 }
 SMOKE: dict[str, Any] = {
     "data": "digits",
-    "batches": 3,
+    "batches": 2,
     "width": 8,
     "experts": 4,
     "training": {"epochs": 1, "batch": 64, "eval_batch": 1024},
