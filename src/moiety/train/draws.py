@@ -111,7 +111,7 @@ class ByCounter(Draws):
 
         self.draws += 1
         name = "uniform" if kind == "random" else kind
-        drawn = kernels.draw(self.seed_S, self.step, self.draws, name, p, shape)
+        drawn = kernels.draw(self.seed_S, self.step, self.draws, name, float(p), shape)
         if kind == "random":  # rounding may bring the largest to p itself
             drawn = (drawn * p).floor().clamp(max=p - 1)
         return drawn.to(like.get("dtype") or torch.get_default_dtype())
