@@ -9,12 +9,12 @@ The time at full scale, by which the tokens of a mega-batch were chosen (a guess
 a GPU; `python -m moiety.studies.anytime.language full cuda` measures it):
 
     FLOPs a token, forward and backward:   base 27 M, large 119 M (counted)
-    a phase of one model:                  2048 sequences × 256 tokens × 4 passes = 2.1 M tokens,
-                                           in 512 steps of 16 sequences
+    a phase of one model:                  1792 sequences × 256 tokens × 4 passes = 1.8 M tokens,
+                                           in 448 steps of 16 sequences
     language: models × phases, each size:  (3 SM + 2 Ens + 1 half Ens + gEns + 2 gMoE) × 4 = 36
-    sequential (see there), each size:     2 members × (4 + 3 + 4) = 22
-    both, 5 seeds:                         58 × 512 × 5 = 148 000 steps of each size, and
-                                           58 × 2.1 M × (27 M + 119 M) × 5 = 8.9e16 FLOPs
+    sequential (see there), each size:     2 members × (4 + 3 + 4 + 4) = 30
+    both, 5 seeds:                         66 × 448 × 5 = 148 000 steps of each size, and
+                                           66 × 1.8 M × (27 M + 119 M) × 5 = 8.8e16 FLOPs
     a captured step of one process:        about 4 ms (base) and 6 ms (large): 25 minutes; small
                                            kernels leave half of the GPU idle, so that processes
                                            which share it should need 15, at 100 TFLOP/s
@@ -75,6 +75,7 @@ def make(settings: Settings, corpus: Corpus, seed: int, device: torch.device) ->
             batch=settings["batch"],
             eval_batch=settings["batch"],
             epochs=passes(settings),
+            steps=settings.get("steps"),
             save_every=settings["save_every"],
         ),
         **settings.get("options", {}),
@@ -290,7 +291,7 @@ SMALL = SMOKE | {
 FULL = SMALL | {
     "vocabulary": 4096,
     "length": 256,
-    "sequences": 2048,
+    "sequences": 1792,
     "validation": 128,
     "test": 1024,
     "passes": 4,
@@ -302,7 +303,7 @@ FULL = SMALL | {
 }
 TEXT_NOTES = (
     "corpus: 40 000 film reviews in a fixed order, in 4 equal mega-batches and a fifth for the "
-    "test; of a mega-batch the last tenth of its reviews is for validation; at full scale 2 048 "
+    "test; of a mega-batch the last tenth of its reviews is for validation; at full scale 1 792 "
     "sequences of 256 tokens of each are trained on and 1 024 of the test are measured",
     "tokens: 4 096 byte pairs learned from the first mega-batch; 3.7 bytes a token",
     "training: AdamW, fresh in each phase, with a linear warm-up over a tenth of its steps and a "

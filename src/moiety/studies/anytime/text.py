@@ -42,12 +42,12 @@ class Corpus:
     test: Examples
     vocabulary: int
 
-    def joined(self, count: int) -> Batch:
-        """The first mega-batches as one: what i.i.d. training sees."""
+    def joined(self, count: int, number: int = 1) -> Batch:
+        """The first mega-batches as one, of some number: what i.i.d. training sees."""
         parts = self.batches[:count]
         train = Examples.join([part.train for part in parts])
         validation = Examples.join([part.validation for part in parts])
-        return Batch(1, f"the first {count}", train, validation)
+        return Batch(number, f"the first {count}", train, validation)
 
 
 def corpus_of(settings: Settings, device: torch.device) -> Corpus:
