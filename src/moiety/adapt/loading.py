@@ -1,0 +1,167 @@
+"""Encoders from folders and from memory, and back to folders; what does not fit is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from .. import hf  # so that transformers loads what `upcycle` made
+from ..moe import MoE
+from ..train import seeded
+from .encoders import Encoder
+
+WANTED = "adaptation takes masked encoders, such as BERT, RoBERTa and ViT-MAE"
+
+
+def load_encoder(
+    source: str | Path | nn.Module, *, processor: Any = None, seed: int = 0
+) -> Encoder:
+    """The model of a folder or one in memory, as an `Encoder`."""
+    if isinstance(source, nn.Module):
+        model, made = source, list[str]()
+        door = _door(getattr(source, "config", None), type(source).__name__)
+        if not isinstance(source, door):
+            raise ValueError(
+                f"{type(source).__name__} has no masked head; give a {door.__name__}, or the "
+                "folder it is saved in"
+            )
+    else:
+        model, made = _from_folder(str(source), seed)
+    _freeze_fixed(model)
+    if _is_image(model.config):
+        from .images import ImageEncoder
+
+        return ImageEncoder(model, processor or _image_processor(source), made)
+    from .text import TextEncoder
+
+    return TextEncoder(model, processor or _tokenizer(source), made)
+
+
+def _door(config: Any, name: str) -> Any:
+    """The class that pre-trains models of this config; what cannot be adapted raises."""
+    from transformers import AutoModelForMaskedLM, ViTMAEForPreTraining
+
+    if _is_image(config):
+        return ViTMAEForPreTraining
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"{name} is an encoder–decoder; {WANTED}")
+    known = AutoModelForMaskedLM._model_mapping
+    if type(config) not in known:
+        raise ValueError(f"{name} is no masked language model and no ViT-MAE; {WANTED}")
+    if getattr(config, "is_decoder", False):
+        raise ValueError(f"{name} is a causal model (is_decoder is set); {WANTED}")
+    return known[type(config)]
+
+
+def _is_image(config: Any) -> bool:
+    from transformers import ViTMAEForPreTraining
+
+    kind: Any = ViTMAEForPreTraining.config_class
+    return isinstance(config, kind)
+
+
+def _from_folder(name: str, seed: int) -> tuple[Any, list[str]]:
+    """The model in float32, and the names of the parameters that the folder lacked."""
+    from ..hf.loading import load_config
+
+    config = load_config(name)
+    door = _door(config, name)
+    try:
+        with seeded(seed):  # of what is missing and is made now
+            model, report = door.from_pretrained(
+                name,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+            made = _made(model, set(report["missing_keys"]), name)
+            if "decoder.decoder_pos_embed" in made:
+                place_patches(model, decoder_only=True)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise ValueError(f"{name} cannot be loaded: {first}") from None
+    return model, made
+
+
+def _made(model: Any, missing: set[str], name: str) -> list[str]:
+    """Which parameters of head or decoder were missing; the trunk must be whole."""
+    aliases: dict[int, list[str]] = {}
+    for alias, parameter in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(parameter), []).append(alias)
+    trunk = {id(p) for p in model.base_model.parameters()}
+    made = []
+    for at, names in aliases.items():
+        if at in trunk and missing.issuperset(names):
+            raise ValueError(f"{name} lacks weights of its encoder, such as {names[0]}; save all")
+        if at not in trunk and not missing.isdisjoint(names):
+            made.append(names[0])
+    return made
+
+
+def place_patches(model: Any, *, decoder_only: bool = False) -> None:
+    """Write the sines and cosines of MAE into the position tables of a new ViT-MAE.
+
+    transformers leaves those of a model made from a config at zero, and they are never trained:
+    such a model reads its patches in no order.
+    """
+    model.decoder.initialize_weights(model.vit.embeddings.patch_embeddings.num_patches)
+    if decoder_only:
+        return
+    embeddings = model.vit.embeddings
+    projection, token = embeddings.patch_embeddings.projection, embeddings.cls_token
+    kept = projection.weight.detach().clone(), token.detach().clone()
+    # Marked as done, it would return without filling the table; and it draws these two anew.
+    projection._is_hf_initialized = False
+    embeddings.initialize_weights()
+    projection._is_hf_initialized = True
+    with torch.no_grad():
+        projection.weight.copy_(kept[0])
+        token.copy_(kept[1])
+
+
+def _freeze_fixed(model: Any) -> None:
+    """Freeze what the class declares fixed (position tables); `from_pretrained` forgets it."""
+    with torch.device("meta"):
+        declared = type(model)(model.config)
+    fixed = {name for name, p in declared.named_parameters() if not p.requires_grad}
+    for name, parameter in model.named_parameters():
+        if name in fixed:
+            parameter.requires_grad_(False)
+
+
+def _tokenizer(source: Any) -> Any:
+    from ..hf.loading import load_tokenizer
+
+    return None if isinstance(source, nn.Module) else load_tokenizer(str(source))
+
+
+def _image_processor(source: Any) -> Any:
+    from ..hf.loading import load_image_processor
+
+    return None if isinstance(source, nn.Module) else load_image_processor(str(source))
+
+
+def save_encoder(encoder: Encoder, folder: str | Path) -> None:
+    """Write model and processor into a folder; config.json last, so that half a save never loads.
+
+    What else lies in the folder stays.
+    """
+    folder = Path(folder)
+    new = folder / ".saving"
+    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+    new.mkdir(parents=True)
+    if encoder.processor is not None:
+        encoder.processor.save_pretrained(new)
+    if any(isinstance(part, MoE) for part in encoder.model.modules()):
+        hf.save(encoder.model, new)
+    else:
+        encoder.model.save_pretrained(new)
+    for file in sorted(new.iterdir(), key=lambda file: file.name == "config.json"):
+        file.replace(folder / file.name)
+    new.rmdir()

@@ -1,0 +1,105 @@
+"""Masked language models: every class behind `AutoModelForMaskedLM` that reads tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from .encoders import Batch, Encoder, Masked, Represented
+from .masks import mean_over_masked, token_mask
+
+NONE = -100  # the target that cross_entropy leaves out
+
+
+class TextEncoder(Encoder):
+    """A masked language model with its tokenizer. Padding is on the right."""
+
+    kind = "text"
+
+    def __init__(self, model: Any, processor: Any, made: Sequence[str] = ()) -> None:
+        super().__init__(model, processor, made)
+        check_tokenizer(model, processor)
+        self.longest = longest_input(model, processor)
+        self.special = sorted(set(processor.all_special_ids))
+        self.words = sorted(set(processor.get_vocab().values()) - set(self.special))
+        known = (processor.pad_token_id, getattr(model.config, "pad_token_id", None), 0)
+        self.pad = next(id for id in known if id is not None)
+
+    def tokenise(self, texts: Sequence[str], length: int | None = None) -> list[list[int]]:
+        """Token ids with the special ones, cut to `length`."""
+        most = min(length or self.longest, self.longest)
+        return self.processor(list(texts), truncation=True, max_length=most)["input_ids"]
+
+    def batch(self, rows: Any) -> Batch:
+        """From texts, or from rows of token ids with the special ones."""
+        if len(rows) and isinstance(rows[0], str):
+            rows = self.tokenise(rows)
+        rows = [torch.as_tensor(row, dtype=torch.long) for row in rows]
+        if not rows or not all(map(len, rows)):
+            raise ValueError("a batch needs at least one text, and no text may be empty")
+        if max(map(len, rows)) > self.longest:
+            raise ValueError(
+                f"a text has {max(map(len, rows))} tokens, and the model reads at most "
+                f"{self.longest}; cut it"
+            )
+        ids = pad_sequence(rows, batch_first=True, padding_value=self.pad)
+        lengths = torch.tensor([len(row) for row in rows])
+        real = torch.arange(ids.shape[1]) < lengths[:, None]
+        special = torch.isin(ids, torch.tensor(self.special)) | ~real
+        tensors = {"input_ids": ids, "attention_mask": real.long(), "special_tokens_mask": special}
+        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+    def mask(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        ids = batch["input_ids"]
+        words = torch.tensor(self.words, device=ids.device)
+        maskable = ~batch["special_tokens_mask"].bool()
+        return token_mask(ids, maskable, words, self.processor.mask_token_id, generator)
+
+    def masked(self, batch: Batch, mask: Tensor) -> Masked:
+        ids, where = batch["input_ids"], mask >= 0
+        shown = torch.where(where, mask, ids)
+        logits = self.model(input_ids=shown, attention_mask=batch["attention_mask"]).logits
+        exact = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        wanted = ids.masked_fill(~where, NONE)
+        losses = F.cross_entropy(exact.flatten(0, 1), wanted.flatten(), reduction="none")
+        return Masked(mean_over_masked(losses.view_as(ids), where), logits, ids, where)
+
+    def represent(self, batch: Batch) -> Represented:
+        real = batch["attention_mask"]
+        features = self.trunk(input_ids=batch["input_ids"], attention_mask=real)[0]
+        return Represented(features, real.bool())
+
+    def input_key(self) -> str:
+        return json.dumps({"kind": "text", "pad": self.pad})
+
+
+def check_tokenizer(model: Any, tokenizer: Any) -> None:
+    """Raise if the tokenizer cannot mask, or knows tokens that the model does not."""
+    if tokenizer is None:
+        raise ValueError("the model brings no tokenizer; save one into its folder, or give it")
+    if getattr(tokenizer, "mask_token_id", None) is None:
+        raise ValueError("the tokenizer has no mask token; take that of a masked language model")
+    rows = model.get_input_embeddings().weight.shape[0]
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= rows:
+        raise ValueError(
+            f"the tokenizer does not match: its largest token id is {largest}, and the model "
+            f"embeds {rows} tokens; give the tokenizer that the model was trained with"
+        )
+
+
+def longest_input(model: Any, tokenizer: Any) -> int:
+    """The most tokens that the model reads, special ones included."""
+    places = getattr(model.config, "max_position_embeddings", None)
+    limits = [places, getattr(tokenizer, "model_max_length", None)]
+    for part in model.base_model.modules():
+        # RoBERTa counts its places from behind the padding's.
+        if isinstance(part, nn.Embedding) and part.num_embeddings == places and part.padding_idx:
+            limits += [places - part.padding_idx - 1]
+    return min((limit for limit in limits if limit and limit > 0), default=512)

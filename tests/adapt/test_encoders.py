@@ -1,0 +1,334 @@
+"""Encoders of every family: from memory and from a folder, masked, unmasked and refused."""
+
+import copy
+
+import numpy as np
+import pytest
+import tiny
+import torch
+import transformers as T
+from torch.nn import functional as F
+
+from moiety.adapt.encoders import Encoder, layer_of
+
+EVERY = [*tiny.FAMILIES, "vit-mae"]
+
+
+def made(family):
+    if family == "vit-mae":
+        return Encoder.load(tiny.vit_mae().eval())
+    return Encoder.load(tiny.FAMILIES[family]().eval(), processor=tiny.tokenizer())
+
+
+def rows_for(encoder, count=6):
+    return tiny.texts(count) if encoder.kind == "text" else tiny.pictures(count)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# -- every family ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_loaded_from_a_folder_it_says_the_same(tmp_path, family):
+    encoder = made(family)
+    encoder.save(tmp_path / "model")
+    again = Encoder.load(tmp_path / "model")
+    assert (again.kind, again.made) == (encoder.kind, [])
+    batch = encoder.batch(rows_for(encoder))
+    other = again.batch(rows_for(encoder))
+    assert batch.keys() == other.keys()
+    assert all(torch.equal(batch[name], other[name]) for name in batch)
+    mask = encoder.mask(batch, generator())
+    assert torch.equal(again.mask(other, generator()), mask)
+    torch.testing.assert_close(
+        again.masked(other, mask).predictions, encoder.masked(batch, mask).predictions
+    )
+    assert again.weights_key() == encoder.weights_key()
+    assert not (tmp_path / "model" / ".saving").exists()
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_an_encoder_saved_alone_gets_a_head_by_its_seed(tmp_path, family):
+    encoder = made(family)
+    encoder.trunk.save_pretrained(tmp_path)
+    words = {} if encoder.kind == "image" else {"processor": tiny.tokenizer()}
+    first, same, other = (Encoder.load(tmp_path, seed=seed, **words) for seed in (0, 0, 1))
+    rest = first.groups().rest
+    assert first.made
+    assert set(first.made) == set(rest)
+    assert first.weights_key() == encoder.weights_key()
+    assert all(torch.equal(rest[name], same.groups().rest[name]) for name in rest)
+    assert any(not torch.equal(rest[name], other.groups().rest[name]) for name in rest)
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_only_the_trunk_hears_of_its_representation(family):
+    encoder = made(family)
+    encoder.represent(encoder.batch(rows_for(encoder))).features.square().sum().backward()
+    groups = encoder.groups()
+    assert all(p.grad is None for p in groups.rest.values())
+    heard = [name for name, p in groups.trunk.items() if p.grad is not None]
+    assert any("layer" in name for name in heard)
+    assert not groups.trunk.keys() & groups.rest.keys()
+    assert len(groups.trunk) + len(groups.rest) == len(list(encoder.model.parameters()))
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_the_masked_loss_reaches_all_that_can_be_trained(family):
+    encoder = made(family)
+    batch = encoder.batch(rows_for(encoder))
+    encoder.masked(batch, encoder.mask(batch, generator())).loss.backward()
+    deaf = [n for n, p in encoder.model.named_parameters() if p.requires_grad and p.grad is None]
+    assert deaf == []
+
+
+@pytest.mark.parametrize("family", list(tiny.FAMILIES))
+def test_padding_changes_nothing(family):
+    encoder = made(family)
+    short, long = tiny.texts(1, 4, 4)[0], tiny.texts(1, 12, 12, seed=1)[0]
+    alone, padded = encoder.batch([short]), encoder.batch([short, long])
+    both = encoder.represent(padded)
+    assert both.real.sum(1).tolist() == [6, 14]
+    length = int(both.real[0].sum())
+    torch.testing.assert_close(
+        both.features[:1, :length], encoder.represent(alone).features, rtol=1e-4, atol=1e-5
+    )
+    assert torch.equal(both.cls, both.features[:, 0])
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_distance_is_that_of_the_trunk(family):
+    encoder = made(family)
+    initial = copy.deepcopy(encoder.model.state_dict())
+    assert encoder.distance(initial).total == 0.0
+    name, moved = next((n, p) for n, p in encoder.groups().trunk.items() if "layer" in n)
+    with torch.no_grad():
+        moved += 2.0
+        for parameter in encoder.groups().rest.values():
+            parameter += 1.0
+    found = encoder.distance(initial)
+    assert found.total == pytest.approx(2.0 * moved.numel() ** 0.5, rel=1e-6)
+    away = {layer: gap for layer, gap in found.layers.items() if gap}
+    assert list(away.values()) == [found.total]
+    assert layer_of(name.split(".", 1)[1]) in away
+
+
+def test_layers_are_named_by_their_place_in_a_list():
+    assert layer_of("encoder.layer.11.attention.self.query.weight") == "encoder.layer.11"
+    assert layer_of("layers.0.mlp.Wi.weight") == "layers.0"
+    assert layer_of("embeddings.word_embeddings.weight") == "embeddings"
+    assert layer_of("layernorm.bias") == "layernorm"
+
+
+def test_a_copy_has_weights_of_its_own():
+    encoder = made("bert")
+    other = encoder.copy()
+    with torch.no_grad():
+        next(other.trunk.parameters()).add_(1.0)
+    assert other.weights_key() != encoder.weights_key()
+    assert other.distance(encoder.model.state_dict()).total > 0
+    assert other.processor is encoder.processor
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+def test_the_text_loss_is_the_mean_over_masked_places_of_each_text():
+    encoder = made("roberta")
+    batch = encoder.batch(tiny.texts(5))
+    mask = encoder.mask(batch, generator(3))
+    found = encoder.masked(batch, mask)
+    logs = F.log_softmax(found.predictions, -1)
+    each = []
+    for text in range(5):
+        places = [place for place in range(mask.shape[1]) if mask[text, place] >= 0]
+        of = [-logs[text, place, batch["input_ids"][text, place]] for place in places]
+        each.append(sum(of) / len(of))
+    torch.testing.assert_close(found.loss, sum(each) / 5)
+    assert torch.equal(found.where, mask >= 0)
+    assert torch.equal(found.targets, batch["input_ids"])
+
+
+def test_rows_of_ids_and_texts_make_the_same_batch():
+    encoder = made("bert")
+    texts = tiny.texts(4)
+    ids = [np.array(row, dtype=np.int32) for row in encoder.tokenise(texts)]
+    batch, same = encoder.batch(texts), encoder.batch(ids)
+    assert all(torch.equal(batch[name], same[name]) for name in batch)
+    assert batch["input_ids"].shape == batch["special_tokens_mask"].shape
+
+
+def test_roberta_keeps_two_places_for_itself():
+    assert made("bert").longest == 24
+    encoder = Encoder.load(
+        T.RobertaForMaskedLM(T.RobertaConfig(**{**tiny.TEXT, "pad_token_id": 1})),
+        processor=tiny.tokenizer(),
+    )
+    assert encoder.longest == 22
+    encoder.represent(encoder.batch([" ".join(tiny.WORDS)]))  # cut, not out of range
+    with pytest.raises(ValueError, match="has 23 tokens, and the model reads at most 22"):
+        encoder.batch([[5] * 23])
+
+
+# -- images ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("image", "patch", "channels"), [(8, 2, 1), (12, 4, 3), (32, 8, 3)])
+def test_images_of_several_sizes(image, patch, channels):
+    encoder = Encoder.load(tiny.vit_mae(image, patch, channels).eval())
+    batch = encoder.batch(tiny.pictures(3, image, channels))
+    mask = encoder.mask(batch, generator())
+    found = encoder.masked(batch, mask)
+    patches = (image // patch) ** 2
+    assert found.where.sum(1).tolist() == [patches - int(patches * 0.25)] * 3
+    theirs = encoder.model(pixel_values=batch["pixel_values"], noise=mask)
+    torch.testing.assert_close(found.loss, theirs.loss)
+    assert encoder.represent(batch).features.shape == (3, patches + 1, 16)
+
+
+def test_normalised_pixels_are_the_models_own_targets():
+    encoder = Encoder.load(tiny.vit_mae(norm_pix_loss=True).eval())
+    batch = encoder.batch(tiny.pictures(3))
+    mask = encoder.mask(batch, generator())
+    theirs = encoder.model(pixel_values=batch["pixel_values"], noise=mask).loss
+    torch.testing.assert_close(encoder.masked(batch, mask).loss, theirs)
+
+
+def test_patches_are_seen_whole_and_in_their_order():
+    encoder = Encoder.load(tiny.vit_mae().eval())
+    batch, trunk = encoder.batch(tiny.pictures(3)), encoder.trunk
+    found = encoder.represent(batch)
+    # By hand: embed all patches, then the layers and the last norm.
+    embeddings = trunk.embeddings
+    x = embeddings.patch_embeddings(batch["pixel_values"]) + embeddings.position_embeddings[:, 1:]
+    token = embeddings.cls_token + embeddings.position_embeddings[:, :1]
+    x = torch.cat([token.expand(3, -1, -1), x], 1)
+    for layer in next(m for m in trunk.modules() if isinstance(m, torch.nn.ModuleList)):
+        x = layer(x)
+        x = x[0] if isinstance(x, tuple) else x
+    torch.testing.assert_close(found.features, trunk.layernorm(x))
+    assert bool(found.real.all())
+    assert torch.equal(found.features, encoder.represent(batch).features)  # no lot is drawn
+
+
+def test_the_shared_config_is_never_changed():
+    encoder = Encoder.load(tiny.vit_mae().eval())
+    config, seen = encoder.model.config, []
+    shared = encoder.trunk.embeddings.config
+    hook = encoder.trunk.layernorm.register_forward_hook(lambda *_: seen.append(config.mask_ratio))
+    encoder.represent(encoder.batch(tiny.pictures()))
+    hook.remove()
+    assert seen == [0.75]
+    assert encoder.trunk.embeddings.config is shared is config
+    with pytest.raises(RuntimeError):
+        encoder.represent({"pixel_values": torch.zeros(2, 3, 12, 12, device="meta")})
+    assert encoder.trunk.embeddings.config is shared
+
+
+def tables(encoder):
+    return encoder.model.vit.embeddings.position_embeddings, encoder.model.decoder.decoder_pos_embed
+
+
+def test_position_tables_stay_fixed_and_are_no_zeros(tmp_path):
+    encoder = Encoder.load(tiny.vit_mae())
+    encoder.save(tmp_path / "all")
+    encoder.trunk.save_pretrained(tmp_path / "alone")
+    for folder in ("all", "alone"):
+        for table, before in zip(tables(Encoder.load(tmp_path / folder)), tables(encoder)):
+            assert not table.requires_grad
+            assert torch.equal(table, before)
+            assert len(table[0].unique(dim=0)) == 10  # every place is another
+
+
+def test_uint8_images_become_what_the_processor_makes_of_them(tmp_path):
+    mean, std = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
+    size = {"height": 12, "width": 12}
+    processor = T.ViTImageProcessor(size=size, image_mean=mean, image_std=std)
+    encoder = Encoder.load(tiny.vit_mae(), processor=processor)
+    images = tiny.pictures(4)
+    theirs = processor(list(images.permute(0, 2, 3, 1).numpy()), return_tensors="pt")
+    ours = encoder.batch(images)["pixel_values"]
+    torch.testing.assert_close(ours, torch.as_tensor(theirs["pixel_values"]))
+    encoder.save(tmp_path)
+    again = Encoder.load(tmp_path)
+    assert torch.equal(again.batch(images.numpy())["pixel_values"], ours)
+    assert again.input_key() == encoder.input_key() != Encoder.load(tiny.vit_mae()).input_key()
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def gpt2():
+    return T.GPT2LMHeadModel(T.GPT2Config(vocab_size=48, n_embd=16, n_layer=1, n_head=2))
+
+
+def bart():
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    wide = {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    return T.BartForConditionalGeneration(T.BartConfig(vocab_size=48, **sizes, **heads, **wide))
+
+
+def causal_bert():
+    return T.BertForMaskedLM(T.BertConfig(**tiny.TEXT, is_decoder=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong"),
+    [
+        (gpt2, "no masked language model"),
+        (bart, "is an encoder–decoder"),
+        (causal_bert, "is a causal model"),
+        (lambda: tiny.FAMILIES["bert"]().base_model, "has no masked head; give a BertForMaskedLM"),
+        (lambda: torch.nn.Linear(2, 2), "Linear is no masked language model"),
+    ],
+)
+def test_other_models_are_refused(tmp_path, make, wrong):
+    model = make()
+    with pytest.raises(ValueError, match=wrong):
+        Encoder.load(model, processor=tiny.tokenizer())
+    if hasattr(model, "save_pretrained") and "head" not in wrong:
+        model.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=wrong):
+            Encoder.load(tmp_path, processor=tiny.tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "wrong"),
+    [
+        (None, "brings no tokenizer"),
+        (tiny.tokenizer(mask=False), "has no mask token"),
+        (tiny.tokenizer([*tiny.WORDS, "more"]), "largest token id is 48, and the model embeds 48"),
+    ],
+)
+def test_other_tokenizers_are_refused(tokenizer, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        Encoder.load(tiny.FAMILIES["bert"](), processor=tokenizer)
+
+
+def test_other_images_are_refused():
+    encoder = Encoder.load(tiny.vit_mae())
+    with pytest.raises(ValueError, match="are 8×8, and the model reads 12×12"):
+        encoder.batch(tiny.pictures(image=8))
+    with pytest.raises(ValueError, match="have 1 channels, and the model reads 3"):
+        encoder.batch(tiny.pictures(channels=1))
+    with pytest.raises(ValueError, match=r"must be \[N, C, H, W\]"):
+        encoder.batch(tiny.pictures()[0])
+    with pytest.raises(ValueError, match="keeps 9 of 9 patches"):
+        Encoder.load(tiny.vit_mae(mask_ratio=0.0))
+    grey = T.ViTImageProcessor(image_mean=[0.5], image_std=[0.5])
+    with pytest.raises(ValueError, match="normalises 1 channels"):
+        Encoder.load(tiny.vit_mae(), processor=grey)
+
+
+def test_a_damaged_folder_is_refused(tmp_path):
+    encoder = made("bert")
+    encoder.save(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        Encoder.load(tmp_path)
+    with pytest.raises(ValueError, match="no folder"):
+        Encoder.load(tmp_path / "nowhere")
