@@ -220,7 +220,7 @@ def _would_help(found: Sequence[Difference]) -> str:
 
 def _too_few(trials: Trials) -> str:
     return (
-        f"undecided: {len(trials.done)} of {SEEDS} seeds were finished within the budget of "
+        f"undecided: {len(trials.done)} of at least {SEEDS} seeds were finished within the budget of "
         f"{duration(trials.budget or 0)}; the same command with a larger one goes on from here"
     )
 
