@@ -1,0 +1,63 @@
+"""MARS: after each step, every matrix goes back into a ball around its initial weights.
+
+Gouk et al. 2021 (arXiv 2002.08253). The distance of a matrix W from U is its largest row sum
+
+    max_j sum_i |W_ji - U_ji|
+
+and a row that is further away than `radius` is moved towards its row of U until it is not, by
+scaling the difference, as the authors' code does.
+
+    ball = Mars(encoder.parameters(), radius=1.0)     # around the weights as they are now
+    optimizer.step(); ball.project()
+
+What has one axis (biases, norms) is free. Fresh heads have no weights to stay near: leave them out.
+A radius of infinity changes no bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+class Mars:
+    """The balls of some matrices."""
+
+    def __init__(self, params: Iterable[Tensor], radius: float = 1.0) -> None:
+        if not radius > 0:
+            raise ValueError(f"radius must be positive, got {radius}")
+        matrices = [p for p in params if p.dim() > 1 and p.requires_grad]
+        self.radius = radius
+        self.initial: dict[Tensor, Tensor] = {p: p.detach().clone() for p in matrices}
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Move what is outside its ball to the edge of it."""
+        if math.isinf(self.radius):
+            return
+        for p, initial in self.initial.items():
+            moved = rows(p - initial)
+            sums = moved.abs().sum(1, keepdim=True)
+            scaled = rows(initial) + moved * (self.radius / sums)
+            # Selected, so that a row inside keeps its bits, and one that never moved is not 0 / 0.
+            p.copy_(torch.where(sums > self.radius, scaled, rows(p)).view_as(p))
+
+    @torch.no_grad()
+    def distance(self) -> float:
+        """The largest row sum of any matrix."""
+        return max((float(row_sum(p - u)) for p, u in self.initial.items()), default=0.0)
+
+
+def row_sum(difference: Tensor) -> Tensor:
+    """max_j sum_i |W_ji - U_ji| of one matrix."""
+    return rows(difference).abs().sum(1).max()
+
+
+def rows(weight: Tensor) -> Tensor:
+    """The rows of a weight: one for each output of a linear layer or convolution, for each token
+    or place of an embedding, and for each output of each expert.
+    """
+    return weight.flatten(1) if weight.dim() > 3 else weight.reshape(-1, weight.shape[-1])
