@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,7 @@ def _from_folder(name: str, seed: int) -> tuple[Any, list[str]]:
     config = load_config(name)
     door = _door(config, name)
     try:
-        with seeded(seed):  # of what is missing and is made now
+        with seeded(seed), _quiet():  # the seed of what is missing and is made now
             model, report = door.from_pretrained(
                 name,
                 config=config,
@@ -80,6 +82,8 @@ def _from_folder(name: str, seed: int) -> tuple[Any, list[str]]:
                 use_safetensors=True,
                 output_loading_info=True,
             )
+            # Where both of two tied parameters are missing, transformers leaves them apart.
+            model.tie_weights()
             made = _made(model, set(report["missing_keys"]), name)
             if "decoder.decoder_pos_embed" in made:
                 place_patches(model, decoder_only=True)
@@ -87,6 +91,22 @@ def _from_folder(name: str, seed: int) -> tuple[Any, list[str]]:
         first = str(error).strip().split("\n")[0]
         raise ValueError(f"{name} cannot be loaded: {first}") from None
     return model, made
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hush transformers, which calls an encoder that was saved alone corrupted."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _made(model: Any, missing: set[str], name: str) -> list[str]:
@@ -156,12 +176,13 @@ def save_encoder(encoder: Encoder, folder: str | Path) -> None:
     new = folder / ".saving"
     shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
     new.mkdir(parents=True)
-    if encoder.processor is not None:
-        encoder.processor.save_pretrained(new)
-    if any(isinstance(part, MoE) for part in encoder.model.modules()):
-        hf.save(encoder.model, new)
-    else:
-        encoder.model.save_pretrained(new)
+    with _quiet():
+        if encoder.processor is not None:
+            encoder.processor.save_pretrained(new)
+        if any(isinstance(part, MoE) for part in encoder.model.modules()):
+            hf.save(encoder.model, new)
+        else:
+            encoder.model.save_pretrained(new)
     for file in sorted(new.iterdir(), key=lambda file: file.name == "config.json"):
         file.replace(folder / file.name)
     new.rmdir()
