@@ -30,7 +30,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import io
-from ..moe import MoE
 
 if TYPE_CHECKING:
     from .encoders import Batch, Encoder
@@ -44,7 +43,7 @@ class Key:
     """What the cached values depend on."""
 
     teacher: str  # digests, see `Encoder.weights_key` and `look_through`
-    input: str
+    input: str | None
     layer: str
     shape: tuple[int, ...]  # [N, L, D] or [N, D]
     dtype: str = "float32"
@@ -127,7 +126,7 @@ class Cache:
         return torch.arange(chunk * self.rows, min((chunk + 1) * self.rows, self.key.shape[0]))
 
     def _write(self, file: int, chunk: int, made: Tensor) -> None:
-        data = memoryview(made.contiguous().view(torch.uint8).numpy()).cast("B")
+        data = _bytes(made)
         start, written = chunk * self.rows * self.record, 0
         while written < len(data):
             written += os.pwrite(file, data[written:], start + written)
@@ -188,8 +187,8 @@ class Cache:
 class Inputs:
     """The processed examples, seen from outside."""
 
-    digest: str
-    longest: int  # tokens of the longest one, padding of others left out
+    digest: str | None  # None: examples come out different every time (random augmentation)
+    longest: int  # tokens of the longest one
 
 
 def look_through(encoder: Encoder, data: Any) -> Inputs:
@@ -200,7 +199,14 @@ def look_through(encoder: Encoder, data: Any) -> Inputs:
             _update(digest, name, batch[name])
         if "attention_mask" in batch:
             longest = max(longest, batch["attention_mask"].shape[1])
-    return Inputs(digest.hexdigest(), longest)
+    return Inputs(None if _augmented(encoder, data) else digest.hexdigest(), longest)
+
+
+def _augmented(encoder: Encoder, data: Any) -> bool:
+    """Whether the same rows come out different the second time."""
+    rows = torch.arange(min(len(data), 4))
+    one, two = (encoder.batch(data.take(rows)) for _ in range(2))
+    return any(not torch.equal(one[name], two[name]) for name in one)
 
 
 def batches(encoder: Encoder, data: Any, size: int = BATCH) -> Iterator[Batch]:
@@ -210,9 +216,14 @@ def batches(encoder: Encoder, data: Any, size: int = BATCH) -> Iterator[Batch]:
 
 
 def _update(digest: Any, name: str, value: Tensor) -> None:
-    value = value.detach().cpu().contiguous()
     digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-    digest.update(memoryview(value.reshape(-1).view(torch.uint8).numpy()))
+    digest.update(_bytes(value))
+
+
+def _bytes(value: Tensor) -> memoryview:
+    """The values of a tensor as they lie in memory, without a copy where it is on the CPU."""
+    flat: Any = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
 
 
 def padded(features_BLD: Tensor, real_BL: Tensor, length: int) -> Tensor:
@@ -228,29 +239,3 @@ def told_bytes(size: float) -> str:
             break
         size /= 1000
     return f"{size:.3g} {unit}"
-
-
-# -- what cannot be cached -------------------------------------------------------------------------
-
-
-def why_online(teacher: Encoder, data: Any) -> str | None:
-    """Why a representation does not follow from its example alone; None: it does."""
-    rows = torch.arange(min(len(data), 4))
-    one, two = (teacher.batch(data.take(rows)) for _ in range(2))
-    if any(not torch.equal(one[name], two[name]) for name in one):
-        return "the input is augmented at random"
-    for name, layer in teacher.model.named_modules():
-        shared = _shared(layer) if isinstance(layer, MoE) else None
-        if shared:
-            return f"{name}: {shared}"
-    return None
-
-
-def _shared(layer: MoE) -> str | None:
-    """What the examples of a batch share in a layer of experts."""
-    if layer.router.positional:
-        return "the choice depends on a token's place in the batch"
-    limited = layer.capacity_factor is not None
-    if not limited and getattr(layer.router, "capacity_factor", None) is None:
-        return None
-    return None if layer.group in (1, "example") else "examples share the capacity of the experts"

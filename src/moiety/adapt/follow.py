@@ -3,8 +3,9 @@
     follow = Follow(target=held, source=source, labelled=labelled, seed=0)
     values = follow.look(encoder, initial)      # losses, distance from the initial weights, probes
 
-The masks are drawn once and for all by the seed, so that two checkpoints, or two arms, are asked the
-same. Both probes stay inside the labelled *training* split: each example is answered from the others.
+The masks are drawn once and for all by the seed, so that two checkpoints, or two arms, are asked
+the same. Both probes stay inside the labelled *training* split: each example is answered from the
+others.
 """
 
 from __future__ import annotations

@@ -21,9 +21,7 @@ What `match` compares, student against teacher:
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -31,8 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..moe import MoE
-from ..watch import Routes, watch
+from .masks import mean_over_masked
+from .mixtures import balance_losses, gates, probs_of, routing_error
 
 if TYPE_CHECKING:
     from .encoders import Batch, Encoder, Masked
@@ -103,9 +101,9 @@ class Objective:
             return Target(weights={n: p.detach() for n, p in teacher.trunk.named_parameters()})
         if self.match == "prediction":
             return Target(values=teacher.masked(batch, masks).predictions)
-        with _watched(teacher.model, all=self.match_routing > 0) as routes:
+        with gates(teacher.model, self.match_routing > 0) as routings:
             values = self.pick(teacher.represent(batch).features)
-            return Target(values=values, probs=_probs(routes) if self.match_routing else [])
+        return Target(values=values, probs=[probs_of(routing) for routing in routings])
 
     def pick(self, features_BLD: Tensor) -> Tensor:
         """The part of a representation that is compared."""
@@ -137,13 +135,10 @@ class Objective:
         target: Target | None,
         told: dict[str, Tensor],
     ) -> Tensor:
-        with _watched(student.model) as routes:
+        with balance_losses(student.model) as terms:
             masked = student.masked(batch, masks)
-            # Where the model has not put them into its loss itself.
-            balance = routes.loss() if routes is not None and routes._terms else None
         told["masked"] = masked.loss.detach()
-        loss = masked.loss if balance is None else masked.loss + balance.to(masked.loss.device)
-        loss = self.mae_weight * loss
+        loss = self.mae_weight * sum((t.to(masked.loss.device) for t in terms), masked.loss)
         if target is not None:
             assert target.values is not None
             error = prediction_error(student.kind, masked, target.values)
@@ -159,15 +154,15 @@ class Objective:
             told["distill"] = error.detach()
             return self.distill_weight * self.distill_every * error
         assert target.values is not None
-        with _watched(student.model, all=self.match_routing > 0) as routes:
+        weighed = self.match_routing > 0
+        # The balance losses belong to the masked pass: those of this one are left.
+        with balance_losses(student.model), gates(student.model, weighed) as routings:
             made = student.represent(batch)
-            probs = _probs(routes) if self.match_routing else []
-            masks = _masks(routes) if self.match_routing else []
         error = representation_error(self.pick(made.features), target.values, made.real)
         told["distill"] = error.detach()
         loss = self.distill_weight * error
-        if self.match_routing:
-            apart = routing_error(probs, target.probs, masks)
+        if weighed:
+            apart = routing_error(routings, target.probs)
             told["routing"] = apart.detach()
             loss = loss + self.match_routing * apart
         return self.distill_every * loss
@@ -182,7 +177,7 @@ def representation_error(made: Tensor, wanted: Tensor, real_BL: Tensor) -> Tenso
     if gap.dim() == 2:
         return gap.square().sum(-1).mean()
     # Selected before it is squared: nobody promises what stands at padding, and 0 · inf is no 0.
-    return _mean_where(real_BL, torch.where(real_BL[..., None], gap, 0.0).square().sum(-1))
+    return mean_over_masked(torch.where(real_BL[..., None], gap, 0.0).square().sum(-1), real_BL)
 
 
 def prediction_error(kind: str, masked: Masked, wanted: Tensor) -> Tensor:
@@ -193,7 +188,7 @@ def prediction_error(kind: str, masked: Masked, wanted: Tensor) -> Tensor:
     else:
         made, wanted = made.log_softmax(-1), wanted.log_softmax(-1)
         error_BL = F.kl_div(made, wanted, reduction="none", log_target=True).sum(-1)
-    return _mean_where(masked.where, error_BL)
+    return mean_over_masked(error_BL, masked.where)
 
 
 def weight_error(trunk: nn.Module, wanted: dict[str, Tensor], norm: Norm) -> Tensor:
@@ -205,61 +200,5 @@ def weight_error(trunk: nn.Module, wanted: dict[str, Tensor], norm: Norm) -> Ten
     return torch.stack([_exact(g).square().sum() for g in gaps]).sum()
 
 
-def routing_error(made: list[Tensor], wanted: list[Tensor], masks: list[Tensor | None]) -> Tensor:
-    """KL(teacher || student) between `[T, E]` gates of each layer."""
-    tiny = torch.finfo(torch.float32).tiny
-    total = []
-    for p_TE, q_TE, mask_T in zip(made, wanted, masks, strict=True):
-        apart_T = (torch.xlogy(q_TE, q_TE) - q_TE * p_TE.clamp(min=tiny).log()).sum(-1)
-        if mask_T is None or len(apart_T) == 1:  # a static gate answers once for all tokens
-            mask_T = torch.ones_like(apart_T, dtype=torch.bool)
-        total.append(_mean_where(mask_T.bool()[None], apart_T[None]))
-    return torch.stack(total).sum()
-
-
-def _mean_where(where_BL: Tensor, error_BL: Tensor) -> Tensor:
-    """The mean over such places of each example, then over the examples."""
-    sums_B = torch.where(where_BL, error_BL, 0.0).sum(1)
-    return (sums_B / where_BL.sum(1).clamp(min=1)).mean()
-
-
 def _exact(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
-
-
-# -- mixtures ----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _watched(model: nn.Module, all: bool = False) -> Iterator[Routes | None]:
-    """Watch a mixture for one pass; balance losses that were not asked for are forgotten, because
-    they belong to the masked pass alone. None for a model without experts.
-    """
-    if not all and not any(isinstance(part, MoE) for part in model.modules()):
-        yield None
-        return
-    with watch(model, keep="all" if all else "load") as routes:
-        try:
-            yield routes
-        finally:
-            routes.clear()
-
-
-def _probs(routes: Routes | None) -> list[Tensor]:
-    """The gates of every call that was watched."""
-    return _of(routes, lambda routing: routing.probs, needed=True)
-
-
-def _masks(routes: Routes | None) -> list[Tensor | None]:
-    return _of(routes, lambda routing: routing.mask, needed=False)
-
-
-def _of(routes: Routes | None, read: Callable, needed: bool) -> list:
-    assert routes is not None
-    found = []
-    for name, record in routes.records:
-        value = read(record.routing)
-        if needed and value is None:
-            raise ValueError(f"the router of {name} has no probabilities; set match_routing=0")
-        found.append(value)
-    return found

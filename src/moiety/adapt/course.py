@@ -1,0 +1,199 @@
+"""What the stages of one adaptation share: the initial weights, the data, and a folder.
+
+plan.json             the settings; a folder that was begun with others is refused
+initial.safetensors   the weights that every stage starts from
+further/  round-1/    the stages (see `stage`); a cache lives in that of its round, while needed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import cost, io
+from ..train.draws import step_seed
+from ..train.fit import seeded
+from ..train.state import read_state, state_bytes
+from .cache import Inputs, look_through
+from .follow import Follow
+from .objective import Objective
+from .recipe import Recipe
+from .stage import FURTHER, Stage, State, Trained, read_trained, to_cpu
+from .teachers import frozen, make_teacher
+
+if TYPE_CHECKING:
+    from .encoders import Encoder
+
+Tick = Callable[[str, float], None]
+
+
+@dataclass(kw_only=True)
+class Course:
+    """One adaptation: `prepare` it once, then run its stages in order."""
+
+    encoder: Encoder
+    rows: Any
+    seed: int
+    follow: Follow
+    out: Path | None = None
+    cache: bool = True
+    cache_limit: int | None = None
+    cache_dtype: str = "float32"
+    save_every: float = 30.0
+    tick: Tick | None = None
+    warm_up: Callable[[Encoder, Any, int], None] | None = None  # a head that had to be made
+    initial: State = dataclasses.field(default_factory=dict)
+    inputs: Inputs = dataclasses.field(default_factory=lambda: Inputs(None, 0))
+
+    @contextlib.contextmanager
+    def prepare(self, plan: Mapping[str, Any]) -> Iterator[None]:
+        """Hold the folder inside, with the plan and the initial weights settled."""
+        with contextlib.ExitStack() as stack:
+            if self.out is not None:
+                stack.enter_context(io.lease(self.out))
+                for left in self.out.rglob(".*.tmp"):  # by a process that was killed
+                    left.unlink()
+            self.inputs = look_through(self.encoder, self.rows)
+            if self.out is not None:
+                same = {"model": self.encoder.weights_key(), "input": self.inputs.digest}
+                settle(self.out, {**plan, **same})
+            self.initial = self._initial()
+            yield
+
+    def _initial(self) -> State:
+        """The weights of the start, with a head that is warm; the same for all stages."""
+        path = None if self.out is None else self.out / "initial.safetensors"
+        if path is not None and path.exists():
+            return read_state(path)
+        if self.warm_up is not None and self.encoder.made:
+            self.warm_up(self.encoder, self.rows, self.seed)
+        initial = to_cpu(self.encoder.model.state_dict())
+        if path is not None:
+            io.write_atomic(path, state_bytes(initial))
+        return initial
+
+    # -- stages --------------------------------------------------------------------------------
+
+    def further(self, recipe: Recipe) -> Trained:
+        """Further pre-training: eq. 2 alone."""
+        folder = self._folder("further")
+        done = read_trained(folder)
+        return done or self._stage("further", recipe, folder=folder).run()
+
+    def distil(
+        self, number: int, recipe: Recipe, objective: Objective, teacher: Mapping[str, Tensor]
+    ) -> Trained:
+        """A round: the student starts from the initial weights, the teacher has these."""
+        name = f"round-{number}"
+        folder = self._folder(name)
+        done = read_trained(folder)
+        if done is not None:
+            assert folder is not None
+            shutil.rmtree(folder / "cache", ignore_errors=True)  # of a process killed in between
+            return done
+        if not objective.distill_weight:
+            return self._stage(name, recipe, objective=objective, folder=folder).run()
+        with tempfile.TemporaryDirectory() as made:
+            return self._taught(name, recipe, objective, teacher, folder, Path(made))
+
+    def _taught(
+        self,
+        name: str,
+        recipe: Recipe,
+        objective: Objective,
+        state: Mapping[str, Tensor],
+        folder: Path | None,
+        made: Path,
+    ) -> Trained:
+        encoder = self.encoder.copy()
+        encoder.model.load_state_dict(dict(state))
+        teacher = make_teacher(
+            encoder,
+            objective,
+            self.rows,
+            self.inputs,
+            (folder or made) / "cache",
+            cache=self.cache,
+            limit=self.cache_limit,
+            dtype=self.cache_dtype,
+            tick=None if self.tick is None else partial(self.tick, f"{name}, cache"),
+        )
+        done = False
+        try:
+            words: dict[str, Any] = {"objective": objective, "teacher": teacher}
+            trained = self._stage(name, recipe, folder=folder, **words).run()
+            done = True
+            return trained
+        finally:
+            teacher.close(done)
+
+    def _stage(self, name: str, recipe: Recipe, **words: Any) -> Stage:
+        return Stage(
+            name,
+            self.encoder,
+            self.rows,
+            recipe,
+            seed=self.seed,
+            initial=self.initial,
+            follow=self.follow,
+            save_every=self.save_every,
+            tick=self.tick,
+            **words,
+        )
+
+    def _folder(self, name: str) -> Path | None:
+        return None if self.out is None else self.out / name
+
+    # -- what it costs -------------------------------------------------------------------------
+
+    def flops(self, recipe: Recipe, objective: Objective = FURTHER) -> dict[str, float]:
+        """Counted FLOPs of a step on the first rows, forward and backward.
+
+        further          the masked pass alone
+        cached, online   with the second term, mean over `distill_every` steps; the teacher's pass
+                         is in `online` only
+        build            one pass of the teacher over all rows
+        """
+        encoder, size = self.encoder.copy(), min(recipe.batch, len(self.rows))
+        batch = encoder.batch(self.rows.take(torch.arange(size)))
+        masks = encoder.mask(batch, torch.Generator().manual_seed(self.seed))
+        with seeded(step_seed(self.seed, 0), encoder.device):
+            encoder.model.train()
+            further = cost.flops(lambda: FURTHER.backward(encoder, batch, masks))
+            counted = {"further": further}
+            if not objective.distill_weight:
+                return counted
+            other = frozen(encoder.copy())
+            target = objective.target(other, batch, masks)
+            taught = cost.flops(lambda: objective.backward(encoder, batch, masks, target))
+            teacher = cost.flops(lambda: objective.target(other, batch, masks))
+            rest = further if objective.mae_weight else 0.0
+            every = objective.distill_every
+            cached = (taught + (every - 1) * rest) / every
+            counted |= {"cached": cached, "online": cached + teacher / every}
+            return {**counted, "build": teacher * len(self.rows) / size}
+
+
+def settle(folder: Path, plan: Mapping[str, Any]) -> None:
+    """Write the settings of a folder down, or raise where it was begun with others."""
+    path = folder / "plan.json"
+    if not path.exists():
+        io.write_json(path, dict(plan))
+        return
+    found = io.read_json(path)
+    for name in sorted({*plan, *found}):
+        if plan.get(name) != found.get(name):
+            was, now = (f"{p.get(name)!r:.40}" for p in (found, plan))
+            raise ValueError(
+                f"{folder} was begun with {name} {was}, not {now}: give the same, or another folder"
+            )

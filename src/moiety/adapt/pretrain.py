@@ -1,0 +1,231 @@
+"""Carry a masked encoder to unlabelled data of a new domain.
+
+    adapted = further_pretrain("roberta/", "papers.txt", steps=2000, out="out")
+    adapted = self_distill("roberta/", "papers.txt", steps=2000, rounds=1, out="out")
+    adapted.encoder.save("adapted/")
+
+Lee et al. (ICLR 2023), algorithms 3.1 and 3.2 of the digest. A call with `out` that was killed goes
+on when it is made again, to the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from .course import Course, Tick
+from .encoders import Encoder
+from .follow import Follow
+from .objective import Match, Norm, Objective
+from .recipe import BATCHES, RATES, Recipe
+from .stage import State, Trained
+
+Source = str | os.PathLike[str] | nn.Module | Encoder
+
+
+class Options(TypedDict, total=False):
+    """What further pre-training and self-distillation have in common, besides their arguments."""
+
+    held: Any  # held-out rows of the data, whose masked loss is followed; None: those of the corpus
+    source: Any  # rows of the domain before: what is forgotten
+    labelled: Any  # rows of the labelled training split, to probe on
+    checks: int  # looks at the model on the way (8), besides the one before the first step
+    stop: Literal["probe"] | None  # keep the check with the best probe
+    patience: int  # and end after so many worse ones (3)
+    precision: Literal["float32", "bfloat16"]  # of products
+    processor: Any  # tokenizer or image processor of a model in memory
+    device: str | torch.device  # None: where the model is
+    save_every: float  # seconds between states on the disk (30)
+    tick: Tick  # hears the name of the stage and the share that is done
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """An encoder after adaptation, and how it came about.
+
+    stages   in order: "further", then "round-1", …; each has its weights, history and seconds
+    flops    counted: of one step of each kind (see `Course.flops`), and in "total"
+    """
+
+    encoder: Encoder
+    initial: State
+    stages: list[Trained]
+    flops: dict[str, float]
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The checks of the last stage."""
+        return self.stages[-1].history
+
+    @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
+
+
+def further_pretrain(
+    model: Source,
+    data: Any,
+    *,
+    steps: int,
+    batch: int | None = None,
+    lr: float | None = None,
+    weight_decay: float = 0.01,
+    seed: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    **options: Unpack[Options],
+) -> Adapted:
+    """Train a masked encoder on with masked auto-encoding alone (eq. 2).
+
+    model       a folder, a model in memory (which is left as it is) or an `Encoder`
+    data        unlabelled: a path, a corpus, or rows (a length and `take`)
+    batch, lr   None: those of the paper for the kind of model
+    out         where to keep states, so that a killed call goes on; None: nowhere
+    options     see `Options`
+    """
+    course = _course(model, data, seed, out, options)
+    words = {"steps": steps, "batch": batch, "lr": lr, "weight_decay": weight_decay}
+    recipe = _recipe(course.encoder.kind, words, options)
+    with course.prepare({"method": "further", "seed": seed, **dataclasses.asdict(recipe)}):
+        flops = course.flops(recipe)
+        trained = course.further(recipe)
+    course.encoder.model.load_state_dict(trained.state)  # it may have been on the disk already
+    flops["total"] = trained.steps * flops["further"]
+    return Adapted(course.encoder, course.initial, [trained], flops)
+
+
+def self_distill(
+    model: Source,
+    data: Any,
+    *,
+    steps: int,
+    rounds: int = 1,
+    match: Match | None = None,
+    mae_weight: float = 1.0,
+    distill_weight: float = 1.0,
+    distill_every: int = 1,
+    match_routing: float = 0.0,
+    norm: Norm = "l2",
+    teacher: Mapping[str, Tensor] | None = None,
+    teacher_steps: int | None = None,
+    cache: bool = True,
+    cache_limit: int | None = None,
+    cache_dtype: str = "float32",
+    batch: int | None = None,
+    lr: float | None = None,
+    weight_decay: float = 0.01,
+    seed: int = 0,
+    out: str | os.PathLike[str] | None = None,
+    **options: Unpack[Options],
+) -> Adapted:
+    """Further pre-training, then rounds in which a fresh student stays close to a teacher (eq. 3).
+
+    Every student starts from the initial weights; the first teacher is the further pre-trained
+    encoder, each later one the student of the round before.
+
+    match           None: "cls" for images as in the authors' code, "hidden" for text, which is ours
+    mae_weight, …   see `Objective`
+    teacher         weights of the first teacher, such as `further_pretrain(…).stages[-1].state`;
+                    None: trained here, with `teacher_steps` (None: `steps`)
+    cache           keep the teacher's representations on disk where they follow from the example
+                    alone and take at most `cache_limit` bytes; else it runs at every step
+    """
+    course = _course(model, data, seed, out, options)
+    course.cache, course.cache_limit, course.cache_dtype = cache, cache_limit, cache_dtype
+    kind = course.encoder.kind
+    objective = Objective(
+        match=match or ("cls" if kind == "image" else "hidden"),
+        mae_weight=mae_weight,
+        distill_weight=distill_weight,
+        distill_every=distill_every,
+        match_routing=match_routing,
+        norm=norm,
+    )
+    words = {"steps": steps, "batch": batch, "lr": lr, "weight_decay": weight_decay}
+    recipe = _recipe(kind, words, options)
+    first = dataclasses.replace(recipe, steps=steps if teacher_steps is None else teacher_steps)
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    plan = {
+        "method": "self-distill",
+        "seed": seed,
+        "rounds": rounds,
+        "teacher": None if teacher is None else _key(course.encoder, teacher),
+        "teacher_steps": first.steps,
+        "cache": cache,
+        "cache_limit": cache_limit,
+        "cache_dtype": cache_dtype,
+        **dataclasses.asdict(objective),
+        **dataclasses.asdict(recipe),
+    }
+    with course.prepare(plan):
+        flops = course.flops(recipe, objective)
+        stages = [] if teacher is not None else [course.further(first)]
+        state = teacher if teacher is not None else stages[0].state
+        for number in range(1, rounds + 1):
+            stages.append(course.distil(number, recipe, objective, state))
+            state = stages[-1].state
+    course.encoder.model.load_state_dict(dict(state))
+    flops["total"] = sum(_spent(stage, flops) for stage in stages)
+    return Adapted(course.encoder, course.initial, stages, flops)
+
+
+def _spent(stage: Trained, flops: Mapping[str, float]) -> float:
+    """The FLOPs of a stage in all."""
+    if stage.name == "further" or "cached" not in flops:
+        return stage.steps * flops["further"]
+    if stage.online is not None:
+        return stage.steps * flops["online"]
+    return stage.steps * flops["cached"] + flops["build"]
+
+
+def _course(
+    model: Source, data: Any, seed: int, out: str | os.PathLike[str] | None, options: Options
+) -> Course:
+    """The model and the data, opened."""
+    unknown = sorted(set(options) - set(Options.__annotations__))
+    if unknown:
+        known = ", ".join(Options.__annotations__)
+        raise TypeError(f"there is no option {', '.join(unknown)}; there are {known}")
+    if isinstance(model, Encoder):
+        encoder = model.copy()
+    else:
+        where = model if isinstance(model, nn.Module) else Path(model)
+        encoder = Encoder.load(where, processor=options.get("processor"), seed=seed)
+        encoder = encoder.copy() if isinstance(model, nn.Module) else encoder
+    if options.get("device") is not None:
+        encoder = encoder.to(options["device"])
+    rows, held = data, options.get("held")
+    follow = Follow(held, options.get("source"), options.get("labelled"), seed=seed)
+    return Course(
+        encoder=encoder,
+        rows=rows,
+        seed=seed,
+        follow=follow,
+        out=None if out is None else Path(out),
+        save_every=options.get("save_every", 30.0),
+        tick=options.get("tick"),
+    )
+
+
+def _recipe(kind: str, words: dict[str, Any], options: Options) -> Recipe:
+    """The recipe, with the paper's numbers where none are given."""
+    named = {field.name for field in dataclasses.fields(Recipe)} & set(options)
+    words = {**words, **{name: options[name] for name in named}}  # type: ignore[literal-required]
+    if words["batch"] is None:
+        words["batch"] = BATCHES[kind]
+    if words["lr"] is None:
+        words["lr"] = RATES[kind]
+    return Recipe(**words)
+
+
+def _key(encoder: Encoder, state: Mapping[str, Tensor]) -> str:
+    other = encoder.copy()
+    other.model.load_state_dict(dict(state))
+    return other.weights_key()

@@ -1,0 +1,72 @@
+"""How a masked encoder is trained: digest 3, section 6.
+
+AdamW with betas (0.9, 0.95); the learning rate falls linearly to 0 without warm-up; weight decay
+spares parameters of one axis.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from .encoders import Encoder
+
+# By kind, from Table 9: learning rate and batch of (further) pre-training.
+RATES = {"image": 1.5e-4, "text": 1e-4}
+BATCHES = {"image": 64, "text": 128}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How long and how fast, and when to look.
+
+    checks     looks at the model, evenly spread, besides the one before the first step
+    stop       "probe": keep the check with the best score, and end after `patience` worse ones
+    precision  "bfloat16": products in it, weights and their updates in float32
+    """
+
+    steps: int
+    batch: int
+    lr: float
+    weight_decay: float = 0.01
+    checks: int = 8
+    stop: Literal["probe"] | None = None
+    patience: int = 3
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "checks", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be a positive number, got {self.lr}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be 0 or more, got {self.weight_decay}")
+        for name, known in (("stop", (None, "probe")), ("precision", ("float32", "bfloat16"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        return self.lr * (1 - step / self.steps)
+
+    def checked(self, step: int) -> bool:
+        """Whether the model is looked at after so many steps."""
+        return (
+            step == 0 or step * self.checks // self.steps > (step - 1) * self.checks // self.steps
+        )
+
+
+def adamw(encoder: Encoder, recipe: Recipe) -> torch.optim.AdamW:
+    """The optimizer of all that is trained; parameters of one axis do not decay."""
+    trained = [p for p in encoder.model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95))

@@ -1,0 +1,256 @@
+"""One training of a masked encoder from its initial weights, which may be killed at any moment.
+
+    stage = Stage("further", encoder, rows, recipe, seed=0, initial=initial, folder=out / "further")
+    trained = stage.run()                # the same bits, however often it was killed
+
+Every lot is drawn from seed and step: the order of the examples, the masks, and dropout. Two stages
+with one seed see the same batches with the same masks. AdamW with betas (0.9, 0.95) and a learning
+rate that falls linearly to 0 without warm-up (see `recipe`).
+
+    latest.safetensors   the state in flight
+    final.safetensors    the weights that were kept, and what was seen on the way
+    follow.jsonl         a line for every check
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import io
+from ..train.draws import step_seed
+from ..train.fit import seeded
+from ..train.state import read_state, state_bytes
+from .follow import Follow
+from .objective import Objective
+from .recipe import Recipe, adamw
+from .teachers import Teacher
+
+if TYPE_CHECKING:
+    from .encoders import Encoder
+
+State = dict[str, Tensor]
+ORDER, MASKS, NOISE = 1, 2, 3  # what a seed is used for
+SHARE = 20  # a large model trains at least so many times as long as it is being saved
+FURTHER = Objective(distill_weight=0.0)  # eq. 2 alone
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a stage left: the weights it kept, on the CPU, and what was seen on the way."""
+
+    name: str
+    state: State
+    kept: int  # the step of these weights
+    steps: int  # that were taken
+    history: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    online: str | None = None  # why the teacher ran at every step; None: cached, or no teacher
+
+
+class Stage:
+    """A training in flight."""
+
+    def __init__(
+        self,
+        name: str,
+        encoder: Encoder,
+        rows: Any,
+        recipe: Recipe,
+        *,
+        seed: int,
+        initial: Mapping[str, Tensor],
+        objective: Objective = FURTHER,
+        teacher: Teacher | None = None,
+        follow: Follow | None = None,
+        folder: Path | None = None,
+        save_every: float = 30.0,
+        tick: Callable[[str, float], None] | None = None,
+    ) -> None:
+        if recipe.stop == "probe" and (follow is None or follow.labelled is None):
+            raise ValueError('stop="probe" needs labelled training examples to probe on')
+        self.name, self.encoder, self.rows, self.recipe = name, encoder, rows, recipe
+        self.seed, self.initial, self.folder = seed, dict(initial), folder
+        self.objective, self.teacher = objective, teacher
+        self.follow = follow or Follow(seed=seed)
+        self.save_every, self.tick = save_every, tick
+        self.batch = min(recipe.batch, len(rows))
+        self.epoch, self.order = -1, torch.empty(0, dtype=torch.long)
+        self.step, self.worse, self.seconds = 0, 0, 0.0
+        self.sums: dict[str, Tensor] = {}  # of the terms since the last check, in float64
+        self.counts: dict[str, int] = {}
+        self.history: list[dict[str, Any]] = []
+        self.best: tuple[float, int, State] = (-math.inf, 0, {})
+
+    # -- the course ----------------------------------------------------------------------------
+
+    def run(self) -> Trained:
+        """Train, or go on, to the end; the model is left with the weights that were kept."""
+        self._begin()
+        started = saved = time.monotonic()
+        pause, before = self.save_every, self.seconds
+        with seeded(step_seed(self.seed, NOISE), self.encoder.device):
+            if not self.history:
+                self.look()
+            while not self.over:
+                self.advance()
+                if self.recipe.checked(self.step):
+                    self.look()
+                now = time.monotonic()
+                self.seconds = before + now - started
+                if self.folder and now - saved >= pause and not self.over:
+                    self._save()
+                    saved = time.monotonic()
+                    pause = self.save_every and max(self.save_every, SHARE * (saved - now))
+        return self._end()
+
+    @property
+    def over(self) -> bool:
+        out_of_patience = self.recipe.stop == "probe" and self.worse >= self.recipe.patience
+        return self.step >= self.recipe.steps or out_of_patience
+
+    def advance(self) -> None:
+        """Take the next step."""
+        self.encoder.model.train()
+        rows = self.rows_of(self.step)
+        torch.manual_seed(step_seed(step_seed(self.seed, NOISE), self.step))
+        batch = self.encoder.batch(self.rows.take(rows))
+        lots = torch.Generator().manual_seed(step_seed(step_seed(self.seed, MASKS), self.step))
+        masks = self.encoder.mask(batch, lots)
+        self.optimizer.zero_grad()
+        with torch.autocast(self.encoder.device.type, torch.bfloat16, enabled=self.half):
+            target = None
+            if self.teacher is not None and self.objective.distills(self.step):
+                target = self.teacher.ask(rows, batch, masks)
+            told = self.objective.backward(self.encoder, batch, masks, target)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.rate(self.step)
+        self.optimizer.step()
+        self.step += 1
+        for name, value in told.items():  # read at the next check: a GPU need not wait
+            self.sums[name] = self.sums.get(name, 0.0) + value.double()
+            self.counts[name] = self.counts.get(name, 0) + 1
+        again = self.step < self.recipe.steps and self.objective.distills(self.step)
+        if self.teacher is not None and again:
+            self.teacher.expect(self.rows_of(self.step))
+
+    def rows_of(self, step: int) -> Tensor:
+        """The examples of a step; what is left over at the end of an epoch waits for the next."""
+        epoch, place = divmod(step, len(self.rows) // self.batch)
+        if epoch != self.epoch:
+            lots = torch.Generator().manual_seed(step_seed(step_seed(self.seed, ORDER), epoch))
+            self.epoch, self.order = epoch, torch.randperm(len(self.rows), generator=lots)
+        return self.order[place * self.batch : (place + 1) * self.batch]
+
+    def look(self) -> None:
+        """Measure the model, and remember it if it is the best so far."""
+        line: dict[str, Any] = {"step": self.step}
+        line |= {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
+        if not all(math.isfinite(v) for v in line.values()):
+            raise ValueError(
+                f"{self.name}: the loss is no longer a number before step {self.step}: lower the "
+                f"learning rate ({self.recipe.lr:g})"
+            )
+        line |= self.follow.look(self.encoder, self.initial)
+        self.history.append(line)
+        if self.folder:
+            io.append_line(self.folder / "follow.jsonl", json.dumps(line))
+        if self.recipe.stop == "probe":
+            self.worse += 1
+            if line["score"] > self.best[0]:
+                self.worse = 0
+                self.best = (line["score"], self.step, to_cpu(self.encoder.model.state_dict()))
+        if self.tick:
+            self.tick(self.name, self.step / self.recipe.steps)
+
+    # -- what is on the disk -------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Start from the initial weights, or from the state in the folder."""
+        model = self.encoder.model
+        model.load_state_dict(self.initial)
+        self.optimizer = adamw(self.encoder, self.recipe)
+        self.half = self.recipe.precision == "bfloat16"
+        if self.folder and (self.folder / "latest.safetensors").exists():
+            self._restore(read_state(self.folder / "latest.safetensors"))
+        if self.folder:  # lines that were written after the state are written again
+            lines = "".join(f"{json.dumps(line)}\n" for line in self.history)
+            io.write_atomic(self.folder / "follow.jsonl", lines)
+
+    def _save(self) -> None:
+        assert self.folder is not None
+        score, step, state = self.best
+        saved = {
+            "step": self.step,
+            "model": self.encoder.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "sums": self.sums,
+            "counts": self.counts,
+            "history": self.history,
+            "best": {"score": score, "step": step, "state": state},
+            "worse": self.worse,
+            "seconds": self.seconds,
+        }
+        io.write_atomic(self.folder / "latest.safetensors", state_bytes(saved))
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        self.step, self.worse, self.seconds = saved["step"], saved["worse"], saved["seconds"]
+        self.encoder.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        device = self.encoder.device
+        self.sums = {name: total.to(device) for name, total in saved["sums"].items()}
+        self.counts, self.history = saved["counts"], saved["history"]
+        best = saved["best"]
+        self.best = (best["score"], best["step"], best["state"])
+
+    def _end(self) -> Trained:
+        """Keep the best weights, or the last, and write them where there is a folder."""
+        model, kept = self.encoder.model, self.step
+        if self.recipe.stop == "probe":
+            _, kept, state = self.best
+            model.load_state_dict(state)
+        model.eval()
+        self.optimizer.zero_grad()
+        trained = Trained(
+            self.name,
+            to_cpu(model.state_dict()),
+            kept,
+            self.step,
+            self.history,
+            self.seconds,
+            self.teacher.online if self.teacher else None,
+        )
+        if self.folder:
+            write_trained(self.folder, trained)
+        return trained
+
+
+def write_trained(folder: Path, trained: Trained) -> None:
+    """Write what a stage left; its seconds go beside it, since no two runs take the same."""
+    whole = {**vars(trained), "seconds": 0.0}
+    io.write_json(folder / "seconds.json", trained.seconds)
+    io.write_atomic(folder / "final.safetensors", state_bytes(whole))
+    (folder / "latest.safetensors").unlink(missing_ok=True)
+
+
+def read_trained(folder: Path | None) -> Trained | None:
+    """What a stage left in a folder, or None if it has not come to its end."""
+    if folder is None or not (folder / "final.safetensors").exists():
+        return None
+    (folder / "latest.safetensors").unlink(missing_ok=True)  # of a process killed in between
+    whole = read_state(folder / "final.safetensors")
+    return Trained(**{**whole, "seconds": io.read_json(folder / "seconds.json")})
+
+
+def to_cpu(state: Mapping[str, Any]) -> State:
+    """A copy of the tensors of a state."""
+    return {n: t.detach().to("cpu", copy=True) for n, t in state.items() if isinstance(t, Tensor)}

@@ -1,0 +1,173 @@
+"""A teacher: the encoder of the round before, asked at every step or once for all.
+
+    teacher = make_teacher(encoder, objective, data, inputs, out / "cache")
+    teacher.online                               # None, or why every step runs the teacher
+    teacher.ask(rows, batch, masks)              # its Target
+
+What it says of an example follows from the example alone, so that it is cached where that is true.
+A teacher is one or the other from its first step to its last.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .cache import Cache, Inputs, Key, padded, told_bytes
+from .mixtures import coupling
+from .objective import Objective, Target
+
+if TYPE_CHECKING:
+    from .encoders import Batch, Encoder
+
+log = logging.getLogger(__name__)
+SHARE = 0.25  # of a GPU's free memory that cached values may take
+
+
+class Teacher:
+    """A frozen encoder that says what it wants of every batch, anew each time."""
+
+    def __init__(self, encoder: Encoder, objective: Objective, online: str | None) -> None:
+        self.encoder, self.objective, self.online = frozen(encoder), objective, online
+
+    def ask(self, rows: Tensor, batch: Batch, masks: Tensor) -> Target:
+        """What it wants of these rows of the data, processed and masked like this."""
+        return self.objective.target(self.encoder, batch, masks)
+
+    def expect(self, rows: Tensor) -> None:
+        """Hear which rows will be asked for next."""
+
+    def close(self, done: bool) -> None:
+        """Stop helpers and, when the training is done, give back the disk."""
+
+
+class Cached(Teacher):
+    """A teacher whose representations are on disk, and on the GPU where they are small."""
+
+    def __init__(self, encoder: Encoder, objective: Objective, cache: Cache) -> None:
+        super().__init__(encoder, objective, None)
+        self.cache, self.device = cache, encoder.device
+        self.pool = ThreadPoolExecutor(1)
+        self.coming: tuple[Tensor, Future[Tensor]] | None = None
+        self.values: Tensor | None = None
+
+    def build(self, data: Any, tick: Callable[[float], None] | None = None) -> None:
+        """Compute what the cache lacks."""
+        self.cache.build(lambda rows: self.represent(data, rows), tick)
+        mapped = self.cache.mapped
+        assert mapped is not None
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            if self.cache.key.bytes < SHARE * free:
+                self.values = mapped.to(self.device)
+
+    @torch.no_grad()
+    def represent(self, data: Any, rows: Tensor) -> Tensor:
+        """The records of some rows."""
+        made = self.encoder.represent(self.encoder.batch(data.take(rows)))
+        if self.objective.match == "cls":
+            return made.cls
+        return padded(made.features, made.real, self.cache.key.shape[1])
+
+    def ask(self, rows: Tensor, batch: Batch, masks: Tensor) -> Target:
+        values = self._values(rows)
+        if self.objective.match == "hidden" and "attention_mask" in batch:
+            values = values[:, : batch["attention_mask"].shape[1]]  # as long as the batch is
+        return Target(values=values)
+
+    def expect(self, rows: Tensor) -> None:
+        if self.values is None:  # read from the disk while the device works
+            self.coming = (rows, self.pool.submit(self._read, rows))
+
+    def _values(self, rows: Tensor) -> Tensor:
+        if self.values is not None:
+            return self.values[rows.to(self.device)]
+        coming, self.coming = self.coming, None
+        if coming is not None and torch.equal(coming[0], rows):
+            return coming[1].result().to(self.device, non_blocking=True)
+        return self._read(rows).to(self.device)
+
+    def _read(self, rows: Tensor) -> Tensor:
+        read = self.cache.take(rows)
+        return read.pin_memory() if self.device.type == "cuda" else read
+
+    def close(self, done: bool) -> None:
+        self.pool.shutdown()
+        self.values = None
+        if done:
+            self.cache.remove()
+
+
+def cache_key(
+    encoder: Encoder, objective: Objective, data: Any, inputs: Inputs, dtype: str = "float32"
+) -> Key:
+    """What a cache of this teacher would hold; its size is `.bytes`."""
+    with torch.no_grad():
+        one = encoder.represent(encoder.batch(data.take(torch.arange(1)))).features
+    length = max(one.shape[1], inputs.longest)
+    shape = (
+        (len(data), one.shape[2]) if objective.match == "cls" else (len(data), length, one.shape[2])
+    )
+    return Key(
+        teacher=encoder.weights_key(),
+        input=inputs.digest,
+        layer=f"last norm, {objective.match}",
+        shape=shape,
+        dtype=dtype,
+    )
+
+
+def why_online(
+    encoder: Encoder, objective: Objective, inputs: Inputs, size: int, limit: int | None
+) -> str | None:
+    """Why a teacher cannot be cached; None: it can."""
+    if objective.match == "prediction":
+        return "its predictions depend on the masks"
+    if objective.match == "weights":
+        return "its weights are all it says"
+    if objective.match_routing:
+        return "its routers are matched, too"
+    if inputs.digest is None:
+        return "the input is augmented at random"
+    if limit is not None and size > limit:
+        return f"{told_bytes(size)} are more than the cache limit of {told_bytes(limit)}"
+    return coupling(encoder.model)
+
+
+def make_teacher(
+    encoder: Encoder,
+    objective: Objective,
+    data: Any,
+    inputs: Inputs,
+    folder: Path,
+    *,
+    cache: bool = True,
+    limit: int | None = None,
+    dtype: str = "float32",
+    tick: Callable[[float], None] | None = None,
+) -> Teacher:
+    """The teacher in its best form, with its cache built; the log says which form that is."""
+    frozen(encoder)
+    key = cache_key(encoder, objective, data, inputs, dtype)
+    why = "no cache is wanted"
+    if cache:
+        why = why_online(encoder, objective, inputs, key.bytes, limit) or ""
+    if why:
+        log.info("the teacher runs at every step: %s", why)
+        return Teacher(encoder, objective, why)
+    log.info("the teacher's representations take %s in %s", told_bytes(key.bytes), folder)
+    cached = Cached(encoder, objective, Cache.open(folder, key))
+    cached.build(data, tick)
+    return cached
+
+
+def frozen(encoder: Encoder) -> Encoder:
+    """The encoder in eval mode and without gradients."""
+    encoder.model.eval().requires_grad_(False)
+    return encoder
