@@ -8,7 +8,7 @@ import torch
 from moiety.data.named import MissingData
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Running
-from moiety.studies.anytime import language, text
+from moiety.studies.anytime import language, pilot, text
 from moiety.studies.anytime.language import BASE, HALF, LARGE, study
 from moiety.studies.cosine.language import made_up
 
@@ -153,7 +153,7 @@ def test_claims_are_about_what_the_paper_says():
 
 
 def test_the_projected_time_counts_all_steps():
-    told = language.tell_projected(study, 2, "smoke", "cpu")
+    told = pilot.tell_projected(study, 2, "smoke", "cpu")
     # A seed: (3 + 2 + 2 / 2 + 1 + 2) models × 2 phases × 2 steps.
     assert told.count("36 steps a seed") == 2
     assert told.endswith("min")
@@ -161,7 +161,7 @@ def test_the_projected_time_counts_all_steps():
 
 def test_learning_rates_are_looked_at_without_the_test(monkeypatch):
     monkeypatch.setattr(language.Learner, "measure", None)
-    told = language.tell_rates("smoke", "cpu").splitlines()
+    told = pilot.tell_rates("smoke", "cpu").splitlines()
     assert [line.split(":")[0] for line in told[:3]] == [
         f"base, lr {lr}" for lr in (0.0015, 0.003, 0.006)
     ]

@@ -6,7 +6,7 @@ that costs as much as a single model. Average perplexity is over the four times.
 nats per token, of which 0.01 is one percent of perplexity whatever its level.
 
 The time at full scale, by which the tokens of a mega-batch were chosen (a guess, before any run on
-a GPU; `python -m moiety.studies.anytime.language full cuda` measures it):
+a GPU; `python -m moiety.studies.anytime.pilot full cuda` measures it):
 
     FLOPs a token, forward and backward:   base 27 M, large 119 M (counted)
     a phase of one model:                  1792 sequences × 256 tokens × 4 passes = 1.8 M tokens,
@@ -22,15 +22,12 @@ a GPU; `python -m moiety.studies.anytime.language full cuda` measures it):
 
 from __future__ import annotations
 
-import sys
-import time
 from statistics import fmean
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from ...anytime.base import Learner, Phase
+from ...anytime.base import Learner
 from ...anytime.learners import learner
 from ...anytime.ledger import Line, summary
 from ...lab.claims import Claim, greater
@@ -87,6 +84,12 @@ def passes(settings: Settings) -> int:
     return max(round(settings["passes"] * settings.get("share", 1)), 1)
 
 
+def phase_steps(settings: Settings) -> int:
+    """Steps that all models of an arm take together in a phase."""
+    models = settings.get("options", {}).get("members", 1)
+    return models * passes(settings) * settings["sequences"] // settings["batch"]
+
+
 def run(running: Running) -> Metrics:
     """Walk one learner over the stream, from one seed."""
     settings, seed, device = running.settings, running.seed, running.device
@@ -128,69 +131,6 @@ def metrics_of(lines: list[Line], size: str) -> dict[str, float | None]:
         "answer": lines[-1]["inference_flops"] / 1e9,
         "gap": largest_gap(lines),
     }
-
-
-# -- how long it will take -------------------------------------------------------------------------
-
-
-def step_seconds(settings: Settings, device: torch.device, steps: int = 20) -> float:
-    """Seconds of a training step of one model, after those in which it is captured."""
-    corpus = corpus_of(settings, device)
-    batch = corpus.batches[0]
-    made = make({**settings, "learner": "single", "options": {}}, corpus, 0, device)
-    fit = made.training.begin(made.models[0], batch.train, batch.validation, 0)
-    rows = torch.arange(settings["batch"])
-
-    def some(count: int) -> float:
-        start = time.perf_counter()
-        for _ in range(count):
-            fit._advance(rows)
-        float(fit.losses[-1])  # waits for the device
-        return time.perf_counter() - start
-
-    some(5)
-    return some(steps) / steps
-
-
-def tell_rates(scale: str, device: str) -> str:
-    """For each size, what validation of the first mega-batch says of learning rates around its own.
-
-    A look that costs a minute, before the arms are run: it never sees the test.
-    """
-    settings, lines = study.scale(scale).settings, []
-    corpus = corpus_of(settings, torch.device(device))
-    batch = corpus.batches[0]
-    for size, words in settings["sizes"].items():
-        for lr in (words["lr"] / 2, words["lr"], words["lr"] * 2):
-            sizes = {size: {**words, "lr": lr}}
-            arm = {**settings, **KINDS["SM4"], "size": size, "sizes": sizes}
-            made = make(arm, corpus, 0, torch.device(device))
-            phase = Phase(train=batch.train, validation=batch.validation, number=1)
-            lines.append(f"{size}, lr {lr:g}: {made.train(phase).validation:.3f} on validation")
-    return "\n".join(lines)
-
-
-def phase_steps(settings: Settings) -> int:
-    """Steps that all models of an arm take together in a phase."""
-    models = settings.get("options", {}).get("members", 1)
-    return models * passes(settings) * settings["sequences"] // settings["batch"]
-
-
-def tell_projected(which: Study, phases: int, scale: str, device: str) -> str:
-    """The time of a scale in words: the steps of all trials, one after the other.
-
-    phases: of the models of an arm, with training as long as that of one mega-batch. Workers that
-    share a GPU make it shorter.
-    """
-    chosen, lines, whole = which.scale(scale), [], 0.0
-    sized = [{**chosen.settings, **arm} for arm in which.arms.values() if "size" in arm]
-    for size in dict.fromkeys(arm["size"] for arm in sized):
-        arms = [arm for arm in sized if arm["size"] == size]
-        seconds = step_seconds({**arms[0], "experts": 8}, torch.device(device))
-        steps = phases * sum(phase_steps(arm) for arm in arms)
-        whole += chosen.seeds * steps * seconds
-        lines.append(f"{size}: {1000 * seconds:.1f} ms a step, {steps} steps a seed")
-    return "\n".join([*lines, f"{which.name}, {chosen.seeds} seeds: {whole / 60:.1f} min"])
 
 
 # -- claims ----------------------------------------------------------------------------------------
@@ -308,7 +248,8 @@ TEXT_NOTES = (
     "tokens: 4 096 byte pairs learned from the first mega-batch; 3.7 bytes a token",
     "training: AdamW, fresh in each phase, with a linear warm-up over a tenth of its steps and a "
     "cosine down to nothing; no dropout; after each pass validation decides whether the weights "
-    "are kept; one learning rate for each size, none was searched for",
+    "are kept; one learning rate for each size, set after a look at three rates on a smaller "
+    "model, the same for all arms",
     "precision: bf16 on a GPU except for routers and losses",
     "smallest scale: a text of a small grammar in the place of the corpus",
 )
@@ -352,8 +293,3 @@ study = Study(
         "is the more efficient one where its loss is not higher; a higher one would settle nothing",
     ),
 )
-
-if __name__ == "__main__":
-    scale, device = sys.argv[1:]
-    Console().print(tell_projected(study, study.scale(scale).settings["batches"], scale, device))
-    Console().print(tell_rates(scale, device))

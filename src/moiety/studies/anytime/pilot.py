@@ -1,115 +1,80 @@
-"""How long a study of image streams will take: `python -m moiety.studies.anytime.pilot mnist cuda`.
+"""What to know before the language studies are run: how long they take, and at which rates.
 
-The first phases of every kind of cell are run as at full scale, where a phase is short. Their
-seconds a step and steps a phase tell what the others will take: a longer waiting time has fewer
-phases with more steps, in all about as many.
+python -m moiety.studies.anytime.pilot full cuda
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from dataclasses import dataclass, replace
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from ...lab.loading import load_study
-from ...lab.study import Settings
-from ...train.fit import find_device
-from . import vision
-from .engine import STACKED, run_cell
-
-PHASES, SHORT = 3, 10  # looked at; the longest waiting time of a cell that is run
+from ...anytime.base import Phase
+from ...lab.study import Settings, Study
+from . import language, sequential
+from .language import KINDS, make, phase_steps
+from .text import corpus_of
 
 
-@dataclass(frozen=True)
-class Projection:
-    """What a cell will take, from one of its kind with a short waiting time."""
+def tell_projected(which: Study, phases: int, scale: str, device: str) -> str:
+    """The time of a scale in words: the steps of all trials, one after the other.
 
-    cell: str
-    steps: int  # of a copy, in the whole stream
-    milliseconds: float  # a step
-    start: float  # seconds before the second phase
-
-    @property
-    def seconds(self) -> float:
-        return self.start + self.steps * self.milliseconds / 1000
-
-
-def project(study: str, scale: str, device: torch.device) -> list[Projection]:
-    """Measure one cell of each kind (learners, width), and say what all cells will take."""
-    loaded = load_study(f"anytime/{study}")
-    seeds = tuple(range(loaded.scale(scale).seeds))
-    kinds: dict[tuple[str, int], list[Settings]] = {}
-    for own in loaded.arms.values():
-        settings: Settings = {**loaded.scale(scale).settings, **own}
-        kind = "stack" if settings["learner"] in STACKED else settings["learner"]
-        cells = kinds.setdefault((kind, settings["width"]), [])
-        if all(vision.wait_of(settings) != vision.wait_of(other) for other in cells):
-            cells.append(settings)
-    found = []
-    for (kind, width), cells in kinds.items():
-        shortest = min(cells, key=lambda one: abs(int(vision.wait_of(one)) - SHORT))
-        start, epochs, each = measured(shortest, seeds, device)
-        for settings in cells:
-            steps = round(phases_of(settings) * epochs * per_epoch(settings, device))
-            name = f"{kind} c={width} w={vision.wait_of(settings)}"
-            found.append(Projection(name, steps, 1000 * each, start))
-    return found
+    phases: of the models of an arm, with training as long as that of one mega-batch. Workers that
+    share a GPU make it shorter.
+    """
+    chosen, lines, whole = which.scale(scale), [], 0.0
+    sized = [{**chosen.settings, **arm} for arm in which.arms.values() if "size" in arm]
+    for size in dict.fromkeys(arm["size"] for arm in sized):
+        arms = [arm for arm in sized if arm["size"] == size]
+        seconds = step_seconds({**arms[0], "experts": 8}, torch.device(device))
+        steps = phases * sum(phase_steps(arm) for arm in arms)
+        whole += chosen.seeds * steps * seconds
+        lines.append(f"{size}: {1000 * seconds:.1f} ms a step, {steps} steps a seed")
+    return "\n".join([*lines, f"{which.name}, {chosen.seeds} seeds: {whole / 60:.1f} min"])
 
 
-def measured(
-    settings: Settings, seeds: tuple[int, ...], device: torch.device
-) -> tuple[float, float, float]:
-    """Seconds before the second phase, epochs of a phase, seconds of a step with all around it."""
-    cell, wait = vision.cell_of(settings, device), int(vision.wait_of(settings))
-    names = STACKED if settings["learner"] in STACKED else [settings["learner"]]
-    if settings["learner"] in STACKED and settings["width"] not in settings["widths"]:
-        names = ["single"]
-    cell = replace(cell, until=min(PHASES * wait, cell.batches))
-    start = time.monotonic()
-    course = run_cell(cell, seeds, names)
-    whole = time.monotonic() - start
-    lines = [line for one in course.lines[names[0]] for line in one if line["trained"]]
-    phases = max(line["phase"] for line in lines)
-    longest = [
-        max(line["steps"] for line in lines if line["phase"] == p + 1) for p in range(phases)
-    ]
-    later = sum(
-        sum(line["seconds"].values())
-        for by_seed in course.lines.values()
-        for one in by_seed
-        for line in one
-        if line["trained"] and line["phase"] > 1
-    )
-    epochs = sum(longest) / phases / per_epoch(settings, device)
-    if phases == 1:
-        return 0.0, epochs, whole / longest[0]
-    return whole - later, epochs, later / sum(longest[1:])
+def step_seconds(settings: Settings, device: torch.device, steps: int = 20) -> float:
+    """Seconds of a training step of one model, after those in which it is captured."""
+    corpus = corpus_of(settings, device)
+    batch = corpus.batches[0]
+    made = make({**settings, "learner": "single", "options": {}}, corpus, 0, device)
+    fit = made.training.begin(made.models[0], batch.train, batch.validation, 0)
+    rows = torch.arange(settings["batch"])
+
+    def some(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            fit._advance(rows)
+        float(fit.losses[-1])  # waits for the device
+        return time.perf_counter() - start
+
+    some(5)
+    return some(steps) / steps
 
 
-def phases_of(settings: Settings) -> int:
-    return math.ceil(settings["batches"] / int(vision.wait_of(settings)))
+def tell_rates(scale: str, device: str) -> str:
+    """For each size, what validation of the first mega-batch says of learning rates around its own.
 
-
-def per_epoch(settings: Settings, device: torch.device) -> int:
-    """Steps of an epoch."""
-    train, _ = vision.images(settings["data"], settings.get("rows"), device)
-    rows = 0.9 * len(train) * int(vision.wait_of(settings)) / settings["batches"]
-    return math.ceil(rows / settings["batch"])
-
-
-def main(study: str = "mnist", device: str = "cpu", scale: str = "full") -> None:
-    console, found = Console(), project(study, scale, find_device(device))
-    table = Table("cell", "steps", "ms a step", "seconds", title=f"anytime/{study}, {scale}")
-    for one in found:
-        table.add_row(one.cell, str(one.steps), f"{one.milliseconds:.2f}", f"{one.seconds:.0f}")
-    console.print(table)
-    console.print(f"In all {sum(one.seconds for one in found) / 60:.1f} minutes on {device}.")
+    A look that costs a minute, before the arms are run: it never sees the test.
+    """
+    settings, lines = language.study.scale(scale).settings, []
+    corpus = corpus_of(settings, torch.device(device))
+    batch = corpus.batches[0]
+    for size, words in settings["sizes"].items():
+        for lr in (words["lr"] / 2, words["lr"], words["lr"] * 2):
+            sizes = {size: {**words, "lr": lr}}
+            arm = {**settings, **KINDS["SM4"], "size": size, "sizes": sizes}
+            made = make(arm, corpus, 0, torch.device(device))
+            phase = Phase(train=batch.train, validation=batch.validation, number=1)
+            lines.append(f"{size}, lr {lr:g}: {made.train(phase).validation:.3f} on validation")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    scale, device = sys.argv[1:]
+    batches = language.study.scale(scale).settings["batches"]
+    Console().print(tell_projected(language.study, batches, scale, device))
+    Console().print(tell_projected(sequential.study, sequential.PHASES, scale, device))
+    Console().print(tell_rates(scale, device))

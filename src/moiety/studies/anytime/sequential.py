@@ -13,10 +13,7 @@ training is the run with k = 3, gone on: 4 + 3 + 4 + 4 phases a member. (Time: s
 
 from __future__ import annotations
 
-import sys
 from typing import Any
-
-from rich.console import Console
 
 from ...anytime.ledger import Line
 from ...lab.claims import Claim, greater
@@ -30,7 +27,6 @@ from .language import (
     TEXT_NOTES,
     make,
     phase_steps,
-    tell_projected,
 )
 from .text import Corpus, corpus_of
 from .walk import Tick, Under, part_of, walk
@@ -39,6 +35,7 @@ LENGTHS = (3, 4)  # mega-batches; the paper's k
 IID, SMALL_ONE, BIG = "i.i.d.", "small", "big"
 COST = {k: f"cost, k = {k}" for k in LENGTHS}
 LAST = max(LENGTHS)
+PHASES = LAST + sum(LENGTHS) + LAST  # as long as that of a mega-batch
 ORDER, RESTARTS = f"order, k = {LAST}", "restarts"
 
 
@@ -230,7 +227,3 @@ study = Study(
         "of i.i.d. training stand beside those of sequential training",
     ),
 )
-
-if __name__ == "__main__":
-    phases = LAST + sum(LENGTHS) + LAST
-    Console().print(tell_projected(study, phases, *sys.argv[1:]))
