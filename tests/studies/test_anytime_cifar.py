@@ -33,7 +33,7 @@ def test_a_cell_is_a_vgg_with_the_paper_s_training():
     assert (rules.optimizer, rules.lr, rules.weight_decay) == ("sgd", 0.01, 1e-4)
     assert rules.options["momentum"] == 0.9
     plain = vision.cell_of({**settings, "learner": "single"}, CPU).make(0)
-    assert type(plain) is VGG19 and plain[-1].in_features == 32 // 8
+    assert type(plain) is VGG19 and plain[-1].in_features == 1 == 32 // settings["narrow"]
 
 
 def test_vggs_in_one_program_have_the_ledgers_of_the_library(tmp_path):

@@ -5,7 +5,7 @@ import torch
 from test_lab_studies import running
 
 from moiety.anytime import summary
-from moiety.studies.anytime import pilot, vision
+from moiety.studies.anytime import projection, vision
 from moiety.studies.anytime.mnist import LADDER, TWO, WAITS, WIDTHS, study
 from moiety.studies.anytime.statements import arm
 
@@ -98,7 +98,7 @@ def test_a_large_model_is_looked_at_after_a_tenth():
 
 
 def test_a_pilot_says_what_every_cell_will_take():
-    found = {one.cell: one for one in pilot.project("mnist", "smoke", CPU)}
+    found = {one.cell: one for one in projection.project("mnist", "smoke", CPU)}
     cells = [f"{kind} c={c} w=1" for kind in ("mixture", "growing-moe", "firefly") for c in WIDTHS]
     cells += [f"stack c={c} w={w}" for c in WIDTHS for w in (1, 4)]
     cells += [f"stack c={c} w=1" for c in LADDER if c not in WIDTHS]

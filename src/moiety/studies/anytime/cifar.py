@@ -27,7 +27,7 @@ SCALES = {
             "data": "digits-32",
             "rows": 24,
             "batches": 2,
-            "narrow": 8,
+            "narrow": 32,
             "epochs": 1,
             "patience": 1,
             "batch": 32,

@@ -38,7 +38,7 @@ TRAININGS: dict[str, dict[str, Any]] = {  # digest 4, section 4.3
 }
 PERIODS = {"vgg": {10: 2, 50: 5}}  # phases between growths in the paper's code, by all phases
 TRAINED = ("epochs", "patience", "batch")
-SHAPED = ("data", "rows", "batches", "model", "width", "narrow", "members", "candidates")
+SHAPED = ("data", "rows", "batches", "model", "width", "members", "candidates")
 CELL = ("wait", "replay", "capped", "every", *SHAPED, *TRAINED)  # what decides a cell
 
 
@@ -73,6 +73,11 @@ def wait_of(settings: Settings) -> str:
     return str(max(1, round(wait * settings["batches"] / settings["of"])))
 
 
+def width_of(settings: Settings) -> int:
+    """The width of a model at this scale."""
+    return max(1, settings["width"] // settings.get("narrow", 1))
+
+
 def period_of(settings: Settings) -> int:
     """Phases between growths: as the paper's code has it, and else ten growths in a stream."""
     if "every" in settings or isinstance(settings["wait"], str):
@@ -93,7 +98,7 @@ def cell_of(settings: Settings, device: torch.device) -> Cell:
         options = {"members": settings["members"]}
     if learner == "firefly" and "candidates" in settings:
         options["candidates"] = settings["candidates"]
-    width = max(1, settings["width"] // settings.get("narrow", 1))
+    width = width_of(settings)
     shape: Any = tuple(train.x.shape[1:])
 
     def make(seed: int) -> nn.Module:
@@ -126,7 +131,7 @@ def _meter() -> Meter:
 def course_of(settings: Settings, seeds: tuple[int, ...], device: torch.device) -> Course:
     """The course of the learner of an arm, and of those that are one program with it."""
     own = {word: settings[word] for word in CELL if settings.get(word) is not None}
-    own["wait"] = wait_of(settings)
+    own |= {"wait": wait_of(settings), "width": width_of(settings)}
     names: Sequence[str] = [settings["learner"]]
     alone = settings.get("alone") or settings["width"] not in settings["widths"]
     if settings["learner"] in STACKED and not alone:
