@@ -61,20 +61,18 @@ class Key:
 class Cache:
     """Representations of N examples in a folder."""
 
-    def __init__(
-        self, folder: Path, key: Key, chunk_bytes: int = CHUNK, batch: int = BATCH
-    ) -> None:
-        self.folder, self.key, self.batch = folder, key, batch
+    def __init__(self, folder: Path, key: Key) -> None:
+        self.folder, self.key, self.batch = folder, key, BATCH
         self.values_path, self.lines_path = folder / "values.bin", folder / "chunks.jsonl"
         self.record = key.bytes // max(key.shape[0], 1)
-        self.rows = max(chunk_bytes // (self.record * batch), 1) * batch  # of a chunk
+        self.rows = max(CHUNK // (self.record * BATCH), 1) * BATCH  # of a chunk
         self.chunks = math.ceil(key.shape[0] / self.rows)
         self.mapped: Tensor | None = None
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], key: Key, **words: Any) -> Cache:
+    def open(cls, folder: str | os.PathLike[str], key: Key) -> Cache:
         """The cache in a folder, begun where there is none."""
-        cache = cls(Path(folder), key, **words)
+        cache = cls(Path(folder), key)
         header = cache.folder / "header.json"
         wanted = {**asdict(key), "shape": list(key.shape), "rows": cache.rows, "batch": cache.batch}
         if not header.exists():
