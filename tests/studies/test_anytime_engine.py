@@ -1,9 +1,13 @@
 """The engine of the studies beside `run_stream`: the same ledgers, to round-off."""
 
+import warnings
+from dataclasses import replace
+
 import pytest
 import torch
 
-from moiety.anytime import MLP, TreeMLP, learner, run_stream, summary
+from moiety.anytime import MLP, VGG19, TreeMLP, TreeVGG19, learner, run_stream, summary
+from moiety.anytime.backbones import crop_flip
 from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Training
 from moiety.anytime.metering import Meter
@@ -115,3 +119,61 @@ def test_replay_with_the_steps_of_a_course_without():
 def test_what_a_cell_cannot_do_is_said():
     with pytest.raises(ValueError, match="without clip and steps"):
         run_cell(cell(training=Training(steps=3)), [0])
+
+
+# -- on a GPU ------------------------------------------------------------------------------------
+
+without = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pixels = {"shape": (1, 32, 32), "classes": CLASSES}
+
+
+def on_gpu(names, **words):
+    """A course on the device; a step that could not be captured would warn."""
+    own = cell(**words)
+    own = replace(own, train=own.train.to("cuda"), test=own.test.to("cuda"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*without a CUDA graph")
+        return run_cell(own, [3, 4], names)
+
+
+@pytest.mark.gpu
+@without
+@pytest.mark.parametrize(
+    ("names", "make", "options"),
+    [
+        (["single", "ensemble", "growing-ensemble"], mlp, {}),
+        (["mixture"], mlp, {"members": 2}),
+        (["growing-moe"], tree, {}),
+        (["firefly"], mlp, {"candidates": 3}),
+    ],
+    ids=["stack", "mixture", "growing-moe", "firefly"],
+)
+def test_a_gpu_gives_about_the_ledgers_of_a_cpu(names, make, options):
+    here = run_cell(cell(make=make, options=options), [3, 4], names)
+    there = on_gpu(names, make=make, options=options)
+    for name in names:
+        for mine, theirs in zip(there.lines[name], here.lines[name]):
+            assert mine[0]["parameters"] == theirs[0]["parameters"]
+            assert summary(mine).average == pytest.approx(summary(theirs).average, abs=0.05)
+
+
+@pytest.mark.gpu
+@without
+@pytest.mark.parametrize(
+    ("names", "make"),
+    [
+        (["ensemble"], lambda seed: VGG19(4, **pixels)),
+        (["growing-moe"], lambda seed: TreeVGG19(4, **pixels)),
+        (["firefly"], lambda seed: VGG19(4, **pixels)),
+    ],
+    ids=["ensemble", "growing-moe", "firefly"],
+)
+def test_images_on_a_gpu(names, make):
+    g = torch.Generator().manual_seed(0)
+    data = Examples(torch.randn(200, 1, 32, 32, generator=g), torch.arange(200) % CLASSES)
+    training = Training(
+        method="sgd", options={"momentum": 0.9}, batch=16, epochs=4, augment=crop_flip
+    )
+    words = {"train": data, "test": data, "make": make, "training": training}
+    lines = on_gpu(names, batches=2, **words).lines[names[0]]
+    assert all(0 <= line["error"] <= 1 and line["steps"] for one in lines for line in one)

@@ -1,8 +1,11 @@
-"""How long a study of image streams will take: `python -m moiety.studies.anytime.projection mnist cuda`.
+"""How long `anytime/mnist` or `anytime/cifar` will take.
+
+    python -m moiety.studies.anytime.projection mnist cuda
 
 The first phases of every kind of cell are run as at full scale, where a phase is short. Their
 seconds a step and steps a phase tell what the others will take: a longer waiting time has fewer
-phases with more steps, in all about as many.
+phases with more steps, in all about as many. Learners that grow are seen while they are small:
+they will take longer than is told.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ class Projection:
 
 def project(study: str, scale: str, device: torch.device) -> list[Projection]:
     """Measure one cell of each kind (learners, width), and say what all cells will take."""
+    if study not in ("mnist", "cifar"):
+        raise ValueError(f"a projection is for mnist or cifar, not {study!r}")
     loaded = load_study(f"anytime/{study}")
     seeds = tuple(range(loaded.scale(scale).seeds))
     kinds: dict[tuple[str, int], list[Settings]] = {}
