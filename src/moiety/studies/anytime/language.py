@@ -250,8 +250,8 @@ TEXT_NOTES = (
     "cosine down to nothing; no dropout; after each pass validation decides whether the weights "
     "are kept; one learning rate for each size, set after a look at three rates on a smaller "
     "model, the same for all arms",
-    "settings: rates, and batches of 16 sequences instead of 32, were set after single runs of small "
-    "models on the corpus, whose perplexity on the test was seen; margins stayed as they were",
+    "settings: rates, and batches of 16 sequences instead of 32, were set after single runs of "
+    "small models on the corpus, whose perplexity on the test was seen; margins stayed as they were",
     "precision: bf16 on a GPU except for routers and losses",
     "smallest scale: a text of a small grammar in the place of the corpus",
 )
