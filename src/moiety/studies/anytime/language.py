@@ -251,7 +251,7 @@ TEXT_NOTES = (
     "are kept; one learning rate for each size, set after a look at three rates on a smaller "
     "model, the same for all arms",
     "settings: rates, and batches of 16 sequences instead of 32, were set after single runs of "
-    "small models on the corpus, whose perplexity on the test was seen; margins stayed as they were",
+    "small models on the corpus, whose perplexity on the test was seen; margins stayed",
     "precision: bf16 on a GPU except for routers and losses",
     "smallest scale: a text of a small grammar in the place of the corpus",
 )
