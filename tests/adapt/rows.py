@@ -3,6 +3,7 @@
 import tiny
 import torch
 
+import moiety
 from moiety.adapt.encoders import Encoder
 
 
@@ -26,6 +27,14 @@ def encoder(kind, **more):
     if kind == "image":
         return Encoder.load(tiny.vit_mae(**more))
     return Encoder.load(tiny.FAMILIES["roberta"](), processor=tiny.tokenizer())
+
+
+def upcycled(kind, balance=0.1):
+    """The same with experts."""
+    made = encoder(kind)
+    words = {"experts": 3, "router": "top-k", "k": 2, "balance": {"switch": balance}}
+    made.model = moiety.upcycle(made.model, **words)
+    return made
 
 
 def rows(kind, count=24, seed=0):

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from rows import drawn, encoder, moved, rows
+from rows import drawn, encoder, moved, rows, upcycled
 from torch.nn import functional as F
 
 import moiety
@@ -193,13 +193,6 @@ def test_what_makes_no_sense_is_refused(words, said):
 
 
 # -- mixtures --------------------------------------------------------------------------------------
-
-
-def upcycled(kind, balance=0.1):
-    made = encoder(kind)
-    words = {"experts": 3, "router": "top-k", "k": 2, "balance": {"switch": balance}}
-    made.model = moiety.upcycle(made.model, **words)
-    return made
 
 
 @pytest.mark.parametrize("kind", KINDS)

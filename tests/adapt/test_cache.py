@@ -1,0 +1,205 @@
+"""A teacher's representations on disk are what the teacher says, whatever happened meanwhile."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from rows import Rows, encoder, rows, upcycled
+
+import moiety
+from moiety.adapt import cache as caching
+from moiety.adapt.cache import Cache, look_through
+from moiety.adapt.objective import Objective
+from moiety.adapt.teachers import Cached, cache_key, frozen, make_teacher
+
+KINDS = ("image", "text")
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch):
+    monkeypatch.setattr(caching, "BATCH", 4)
+    monkeypatch.setattr(caching, "CHUNK", 1)  # a chunk is one batch
+
+
+def opened(kind, folder, match="hidden", **words):
+    """A teacher, its data and its cache, not yet built."""
+    teacher, data, objective = frozen(encoder(kind)), rows(kind, 18), Objective(match=match)
+    key = cache_key(teacher, objective, data, look_through(teacher, data), **words)
+    return teacher, data, Cached(teacher, objective, Cache.open(folder, key))
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("match", ["hidden", "cls"])
+def test_it_holds_what_the_teacher_says_of_every_example(tmp_path, kind, match):
+    teacher, data, cached = opened(kind, tmp_path, match)
+    cached.build(data)
+    chosen = torch.tensor([17, 2, 3, 9])
+    batch = teacher.batch(data.take(chosen))
+    wanted = cached.objective.target(teacher, batch, None).values
+    if match == "hidden":
+        wanted = torch.where(teacher.represent(batch).real[..., None], wanted, 0.0)
+    for expected in (False, True):  # read at once, or ahead in another thread
+        if expected:
+            cached.expect(chosen)
+        made = cached.ask(chosen, batch, None).values
+        torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-6)
+    assert (tmp_path / "values.bin").stat().st_size == cached.cache.key.bytes
+    cached.expect(torch.tensor([1, 1, 1, 1]))  # other rows than those asked for next
+    torch.testing.assert_close(cached.ask(chosen, batch, None).values, wanted, rtol=1e-4, atol=1e-6)
+    cached.close(done=False)
+    assert (tmp_path / "values.bin").exists()
+    cached.close(done=True)
+    assert not tmp_path.exists()
+
+
+def test_it_goes_on_where_it_was_broken_off(tmp_path):
+    _, data, whole = opened("text", tmp_path / "whole")
+    whole.build(data)
+    torch.manual_seed(0)
+    _, data, broken = opened("text", tmp_path / "broken")
+    real, calls = broken.represent, []
+
+    def fails(data, chosen):
+        calls.append(chosen.tolist())
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(data, chosen)
+
+    broken.represent = fails
+    with pytest.raises(KeyboardInterrupt):
+        broken.build(data)
+    broken.build(data)
+    # 18 rows in batches of 4: two are whole and stay, the third is computed again.
+    assert [c[0] for c in calls] == [0, 4, 8, 8, 12, 16]
+    assert files(tmp_path / "whole") == files(tmp_path / "broken")
+
+
+def test_what_is_damaged_is_computed_again(tmp_path):
+    _, data, cached = opened("image", tmp_path)
+    cached.build(data)
+    sound = files(tmp_path)
+    with open(tmp_path / "values.bin", "r+b") as file:
+        file.seek(len(sound["values.bin"]) // 2)
+        file.write(b"damage")
+    with open(tmp_path / "chunks.jsonl", "ab") as file:
+        file.write(b'{"chunk": 3, "sha')
+    computed = []
+    real = cached.represent
+    cached.represent = lambda data, chosen: (computed.append(chosen[0].item()), real(data, chosen))[
+        1
+    ]
+    cached.build(data)
+    assert computed == [8]
+    mended = files(tmp_path)
+    assert mended["values.bin"] == sound["values.bin"]
+    lines = [sorted(files["chunks.jsonl"].splitlines()) for files in (mended, sound)]
+    assert lines[0] == lines[1]
+
+
+def test_a_cache_of_another_teacher_is_refused(tmp_path):
+    teacher, data, cached = opened("text", tmp_path)
+    cached.build(data)
+    key = cached.cache.key
+    for name, value in {
+        "teacher": "0",
+        "input": "0",
+        "layer": "first",
+        "dtype": "bfloat16",
+        "shape": (1, 2, 3),
+    }.items():
+        with pytest.raises(ValueError, match=f"representations of another {name}: delete it"):
+            Cache.open(tmp_path, replace(key, **{name: value}))
+    with torch.no_grad():
+        next(teacher.trunk.parameters()).add_(1e-3)
+    with pytest.raises(ValueError, match="another teacher"):
+        make_teacher(teacher, Objective(), data, look_through(teacher, data), tmp_path)
+
+
+def test_the_key_sees_every_example_and_every_weight():
+    one = encoder("text")
+    data, longer = rows("text", 18), rows("text", 18)
+    assert look_through(one, data) == look_through(one, rows("text", 18))
+    longer.items[17] += " w1"
+    assert look_through(one, data).digest != look_through(one, longer).digest
+    assert look_through(one, data).longest == max(len(t.split()) + 2 for t in data.items)
+
+
+def test_half_precision_takes_half_the_room(tmp_path):
+    _, data, full = opened("image", tmp_path / "full")
+    torch.manual_seed(0)
+    _, _, half = opened("image", tmp_path / "half", dtype="bfloat16")
+    full.build(data), half.build(data)
+    assert half.cache.key.bytes * 2 == full.cache.key.bytes
+    torch.testing.assert_close(half.cache.mapped.float(), full.cache.mapped, rtol=1e-2, atol=1e-2)
+
+
+def test_a_disk_that_is_too_small_is_told_before(tmp_path, monkeypatch):
+    _, data, cached = opened("image", tmp_path)
+    monkeypatch.setattr(caching.shutil, "disk_usage", lambda _: type("Use", (), {"free": 100}))
+    with pytest.raises(ValueError, match=r"take 11.5 kB and .* has room for 100 bytes"):
+        cached.build(data)
+
+
+def test_it_must_be_built_before_it_is_read(tmp_path):
+    _, _, cached = opened("image", tmp_path)
+    with pytest.raises(ValueError, match="is not complete: call build first"):
+        cached.cache.take(torch.arange(2))
+
+
+# -- what is not cached ------------------------------------------------------------------------
+
+
+class Noisy(Rows):
+    """Images with noise of their own at every look."""
+
+    def take(self, rows):
+        return super().take(rows).float() / 255 + 0.01 * torch.rand(len(rows), 3, 12, 12)
+
+
+def coupled():
+    teacher = upcycled("text")
+    layer = next(m for m in teacher.model.modules() if isinstance(m, moiety.MoE))
+    layer.capacity_factor = 1.0
+    return teacher
+
+
+@pytest.mark.parametrize(
+    ("teacher", "data", "objective", "words", "why"),
+    [
+        (encoder, rows("image"), {"match": "prediction"}, {}, "depend on the masks"),
+        (encoder, rows("image"), {"match": "weights"}, {}, "its weights are all it says"),
+        (encoder, Noisy(rows("image").items), {}, {}, "augmented at random"),
+        (encoder, rows("image"), {}, {"limit": 1000}, "15.4 kB are more than the cache limit of 1"),
+        (encoder, rows("image"), {}, {"cache": False}, "no cache is wanted"),
+        (coupled, rows("text"), {}, {}, "examples share the capacity"),
+        (upcycled, rows("text"), {"match_routing": 1.0}, {}, "its routers are matched"),
+    ],
+)
+def test_a_teacher_that_cannot_be_cached_says_why(
+    tmp_path, caplog, teacher, data, objective, words, why
+):
+    kind = "text" if isinstance(data.items, list) else "image"
+    teacher = teacher() if teacher is coupled else teacher(kind)
+    caplog.set_level(logging.INFO, logger="moiety.adapt")
+    inputs = look_through(teacher, data)
+    made = make_teacher(teacher, Objective(**objective), data, inputs, tmp_path / "cache", **words)
+    assert not isinstance(made, Cached)
+    assert why in made.online
+    assert f"the teacher runs at every step: {made.online}" in caplog.text
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_teacher_that_can_be_cached_says_how_large_it_is(tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="moiety.adapt")
+    teacher, data = encoder("image"), rows("image")
+    folder = tmp_path / "cache"
+    made = make_teacher(teacher, Objective(), data, look_through(teacher, data), folder)
+    assert isinstance(made, Cached) and made.online is None
+    assert "the teacher's representations take 15.4 kB" in caplog.text  # 24 · 10 tokens · 16 · 4
+    assert json.loads((folder / "header.json").read_text())["shape"] == [24, 10, 16]
