@@ -1,4 +1,4 @@
-"""How it learns: a plain training loop and its measure, and many seeds in one program, once or in phases."""
+"""How it learns: a plain training loop, and many seeds in one program, once or phase by phase."""
 
 from .block import ManyFitted
 from .draws import step_seed
