@@ -5,13 +5,24 @@
 macro_f1 is the mean of the F1 of the classes that occur among labels or answers. micro_f1 counts
 all classes together; with one class for each example it is the accuracy, and `skip` leaves a class
 out of both, as "no relation" is in some data.
+
+    score(classifier, rows)        # the same of labelled rows: with a length, `take` and `labels`
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from .cache import batches
+from .follow import Chosen, at_rest
+
+if TYPE_CHECKING:
+    from .classifier import Classifier
 
 
 @torch.no_grad()
@@ -41,3 +52,39 @@ def _f1(counts: Tensor) -> Tensor:
     """2 TP / (2 TP + FP + FN); a class that occurs has a denominator."""
     right, said, true = counts.double().unbind(-1)
     return 2 * right / (said + true)
+
+
+# -- of a classifier -------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def answers(classifier: Classifier, rows: Any, most: int | None = None) -> Tensor:
+    """`[N, C]`: logits of rows, or of the first of them, in eval mode, on the CPU."""
+    shown = rows if most is None else Chosen(rows, torch.arange(min(most, len(rows))))
+    with at_rest(classifier.model):
+        parts = [classifier.logits(b).float().cpu() for b in batches(classifier.encoder, shown)]
+    return torch.cat(parts)
+
+
+def score(classifier: Classifier, rows: Any, name: str = "training") -> dict[str, float]:
+    """The scores of labelled rows."""
+    labels = check_labels(rows, name, classifier.classes)
+    return scores(answers(classifier, rows), labels)
+
+
+def check_labels(rows: Any, name: str, classes: int | Sequence[str] | None = None) -> Tensor:
+    """The labels as whole numbers from 0 on; what does not fit raises."""
+    labels = torch.as_tensor(rows.labels)
+    if labels.is_floating_point() or labels.dim() != 1 or len(labels) != len(rows):
+        raise ValueError(
+            f"the {name} labels must be one whole number for each of {len(rows)} examples, got "
+            f"{labels.dtype} of shape {list(labels.shape)}"
+        )
+    if not len(labels):
+        raise ValueError(f"there are no {name} examples")
+    count = len(classes) if isinstance(classes, Sequence) else classes
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or (count is not None and high >= count):
+        most = "" if count is None else f" to {count - 1}"
+        raise ValueError(f"the {name} labels must be from 0{most}, got {low if low < 0 else high}")
+    return labels.long()

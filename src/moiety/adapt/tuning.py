@@ -1,0 +1,276 @@
+"""The training of a classifier, which may be killed at any moment and goes on to the same bits.
+
+Every lot is drawn from seed and step: the order of the examples, dropout, and the noise of R3F. So
+methods with one seed see the same batches with the same dropout.
+
+    latest.safetensors   the state in flight
+    history.jsonl        a line for every check
+    final.safetensors    weights, scores and history, when all is over
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import io
+from ..train.draws import step_seed
+from ..train.fit import seeded
+from ..train.state import read_state, state_bytes
+from .classifier import Classifier, label_groups
+from .mars import Mars
+from .r3f import R3F
+from .recadam import RecAdam
+from .scores import score
+
+ORDER, DROPOUT, NOISE = 11, 12, 13  # what a seed is used for
+CLIP = 1.0  # of the norm of the gradient
+SHARE = 20  # a large model trains at least so many times as long as it is being saved
+
+
+Method = Literal["plain", "recadam", "mars", "r3f"]
+OPTIONS: dict[str, dict[str, float | None]] = {  # None: it follows from the recipe
+    "plain": {},
+    "recadam": {"k": 0.1, "t0": None, "strength": None},
+    "mars": {"radius": 1.0},
+    "r3f": {"weight": 1.0, "noise": 1e-5},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneRecipe:
+    """How long and how fast, and by which method.
+
+    warmup      share of the steps in which the learning rate rises
+    checks      scores on the validation examples, evenly spread
+    precision   "bfloat16": products in it, weights and their updates in float32
+    """
+
+    steps: int
+    batch: int
+    lr: float
+    weight_decay: float = 0.01
+    warmup: float = 0.05
+    dropout: float | None = None
+    checks: int = 1
+    precision: Literal["float32", "bfloat16"] = "float32"
+    method: Method = "plain"
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "checks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be a positive number, got {self.lr}")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup is a share of the steps, from 0 to below 1: {self.warmup}")
+        if self.precision not in ("float32", "bfloat16"):
+            raise ValueError(f'precision is "float32" or "bfloat16", got {self.precision!r}')
+        if self.method not in get_args(Method):
+            known = ", ".join(get_args(Method))
+            raise ValueError(f"method must be one of {known}, got {self.method!r}")
+        unknown = self.options.keys() - OPTIONS[self.method].keys()
+        if unknown:
+            known = ", ".join(OPTIONS[self.method]) or "none"
+            raise ValueError(
+                f"{self.method} has no option {sorted(unknown)[0]!r}; its options: {known}"
+            )
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0: up to `lr`, then down to nothing."""
+        warm = round(self.warmup * self.steps)
+        if step < warm:
+            return self.lr * (step + 1) / warm
+        return self.lr * (self.steps - step) / (self.steps - warm)
+
+    def checked(self, step: int) -> bool:
+        """Whether the model is scored after so many steps."""
+        return step * self.checks // self.steps > (step - 1) * self.checks // self.steps
+
+    def option(self, name: str) -> float:
+        """An option of the method, or its default."""
+        value = self.options.get(name, OPTIONS[self.method][name])
+        if name == "t0" and value is None:
+            return self.steps / 4
+        if name == "strength" and value is None:
+            return min(5000.0, 1 / self.lr)  # the authors' own, where a step cannot jump too far
+        assert value is not None
+        return float(value)
+
+
+class Tuning:
+    """A fine-tuning in flight."""
+
+    key = ""
+    folder: Path | None = None
+    save_every = 30.0  # seconds
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        data: Any,
+        labels: Tensor,
+        recipe: TuneRecipe,
+        seed: int,
+        validation: Any = None,
+    ) -> None:
+        self.classifier, self.data, self.labels = classifier, data, labels
+        self.recipe, self.seed, self.validation = recipe, seed, validation
+        self.device = next(classifier.model.parameters()).device
+        self.trained = [p for p in classifier.model.parameters() if p.requires_grad]
+        self.optimizer = self._optimizer()
+        mars, r3f = recipe.method == "mars", recipe.method == "r3f"
+        trunk = classifier.trunk().values()
+        self.ball = Mars(trunk, recipe.option("radius")) if mars else None
+        self.r3f = R3F(recipe.option("weight"), recipe.option("noise")) if r3f else None
+        self.epoch, self.order = -1, torch.empty(0, dtype=torch.long)
+        self.step, self.seconds, self.count = 0, 0.0, 0
+        self.sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.history: list[dict[str, Any]] = []
+
+    def _optimizer(self) -> torch.optim.AdamW:
+        """AdamW with its default betas, or RecAdam around the weights as they are."""
+        recipe, groups = self.recipe, list(label_groups(self.classifier, self.recipe.weight_decay))
+        if recipe.method != "recadam":
+            return torch.optim.AdamW(groups, lr=recipe.lr)
+        options = {name: recipe.option(name) for name in ("k", "t0", "strength")}
+        return RecAdam(groups, lr=recipe.lr, **options)
+
+    # -- the course ------------------------------------------------------------------------------
+
+    def run(self, tick: Callable[[float], None] | None = None) -> None:
+        """Train, or go on, to the end; the model is left in eval mode."""
+        self._begin()
+        started = saved = time.monotonic()
+        pause, before = self.save_every, self.seconds
+        with seeded(0, self.device):
+            while self.step < self.recipe.steps:
+                self.advance()
+                if self.recipe.checked(self.step):
+                    self.look()
+                    if tick:
+                        tick(self.step / self.recipe.steps)
+                now = time.monotonic()
+                self.seconds = before + now - started
+                if self.folder and now - saved >= pause:
+                    self._save()
+                    saved = time.monotonic()
+                    pause = self.save_every and max(self.save_every, SHARE * (saved - now))
+        if self.folder:
+            self._save()  # what follows, scores and files, may be killed too
+        self.classifier.model.eval()
+        self.optimizer.zero_grad()
+
+    def advance(self) -> None:
+        """Take the next step."""
+        model = self.classifier.model
+        model.train()
+        rows = self.rows_of(self.step)
+        torch.manual_seed(self.lot(DROPOUT, self.step))
+        batch = self.classifier.encoder.batch(self.data.take(rows))
+        half = self.recipe.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+            loss = self.loss(self.classifier.inputs(batch), self.labels[rows].to(self.device))
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.trained, CLIP)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.rate(self.step)
+        self.optimizer.step()
+        if self.ball:
+            self.ball.project()
+        self.step, self.count = self.step + 1, self.count + 1
+        self.sum += loss.detach().double()  # read at the next check: a GPU need not wait
+
+    def loss(self, inputs: dict[str, Tensor], labels: Tensor) -> Tensor:
+        """Cross-entropy and, for R3F, what noise changes."""
+        logits = self.classifier.model(**inputs).logits
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        loss = F.cross_entropy(logits.to(exact), labels)
+        if self.r3f and self.r3f.weight:
+            noise = torch.Generator(self.device).manual_seed(self.lot(NOISE, self.step))
+            loss = loss + self.r3f(self.classifier.model, inputs, logits, noise)
+        return loss
+
+    def rows_of(self, step: int) -> Tensor:
+        """The examples of a step; what is left over at the end of an epoch waits for the next."""
+        batch = self.recipe.batch
+        epoch, place = divmod(step, len(self.labels) // batch)
+        if epoch != self.epoch:
+            lots = torch.Generator().manual_seed(self.lot(ORDER, epoch))
+            self.epoch, self.order = epoch, torch.randperm(len(self.labels), generator=lots)
+        return self.order[place * batch : (place + 1) * batch]
+
+    def lot(self, use: int, number: int) -> int:
+        return step_seed(step_seed(self.seed, use), number)
+
+    def look(self) -> None:
+        """Write a line: the mean training loss since the last, and the validation's scores."""
+        line: dict[str, Any] = {"step": self.step, "loss": float(self.sum) / self.count}
+        self.sum, self.count = torch.zeros_like(self.sum), 0
+        if not math.isfinite(line["loss"]):
+            raise ValueError(
+                f"the loss is no longer a number before step {self.step}: lower the learning rate "
+                f"({self.recipe.lr:g})"
+            )
+        if self.validation is not None:
+            line |= score(self.classifier, self.validation, "validation")
+        self.history.append(line)
+        if self.folder:
+            io.append_line(self.folder / "history.jsonl", json.dumps(line))
+
+    # -- what is on the disk ---------------------------------------------------------------------
+
+    def keep(self, folder: Path, key: str, save_every: float) -> None:
+        """Keep the state in a folder; one with the state of another key is refused."""
+        self.folder, self.key, self.save_every = folder, key, save_every
+        for half in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+            half.unlink()
+
+    def _begin(self) -> None:
+        """Go on from the state in the folder, if there is one."""
+        if not self.folder:
+            return
+        latest = self.folder / "latest.safetensors"
+        if latest.exists():
+            self._restore(read_state(latest))
+        # Lines that were written after the state are written again.
+        lines = "".join(f"{json.dumps(line)}\n" for line in self.history)
+        io.write_atomic(self.folder / "history.jsonl", lines)
+
+    def _save(self) -> None:
+        assert self.folder is not None
+        state = {
+            "key": self.key,
+            "step": self.step,
+            "model": self.classifier.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "sum": self.sum,
+            "count": self.count,
+            "history": self.history,
+            "seconds": self.seconds,
+        }
+        io.write_atomic(self.folder / "latest.safetensors", state_bytes(state))
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if state["key"] != self.key:
+            raise ValueError(f"{self.folder} holds another fine-tuning; choose another folder")
+        self.classifier.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.count, self.seconds = state["step"], state["count"], state["seconds"]
+        self.sum, self.history = state["sum"].to(self.device), state["history"]
+
+    def forget(self) -> None:
+        """Remove the state in flight: all is written."""
+        assert self.folder is not None
+        (self.folder / "latest.safetensors").unlink(missing_ok=True)
