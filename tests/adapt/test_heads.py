@@ -103,7 +103,7 @@ def test_a_folder_is_of_one_encoder_and_one_recipe(tmp_path):
 
 @pytest.mark.parametrize("family", ["albert", "bert", "deberta-v2", "roberta"])
 def test_a_new_head_is_saved_with_its_tied_bias(tmp_path, family):
-    # transformers leaves the two names of the bias apart where both are missing.
+    # transformers says that it found both names of the bias missing, and cannot tie them.
     encoder, rows = alone(tmp_path, family)
     warm_up(encoder, rows, steps=5, batch=8, lr=0.1)
     encoder.save(tmp_path / "whole")

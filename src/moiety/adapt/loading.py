@@ -12,7 +12,6 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from .. import hf  # so that transformers loads what `upcycle` made
 from ..moe import MoE
 from ..train import seeded
 from .encoders import Encoder
@@ -69,7 +68,7 @@ def _is_image(config: Any) -> bool:
 
 def _from_folder(name: str, seed: int) -> tuple[Any, list[str]]:
     """The model in float32, and the names of the parameters that the folder lacked."""
-    from ..hf.loading import load_config
+    from ..hf.loading import load_config  # `hf` also teaches transformers to load upcycled models
 
     config = load_config(name)
     door = _door(config, name)
@@ -82,8 +81,6 @@ def _from_folder(name: str, seed: int) -> tuple[Any, list[str]]:
                 use_safetensors=True,
                 output_loading_info=True,
             )
-            # Where both of two tied parameters are missing, transformers leaves them apart.
-            model.tie_weights()
             made = _made(model, set(report["missing_keys"]), name)
             if "decoder.decoder_pos_embed" in made:
                 place_patches(model, decoder_only=True)
@@ -172,6 +169,8 @@ def save_encoder(encoder: Encoder, folder: str | Path) -> None:
 
     What else lies in the folder stays.
     """
+    from .. import hf
+
     folder = Path(folder)
     new = folder / ".saving"
     shutil.rmtree(new, ignore_errors=True)  # of a process that was killed

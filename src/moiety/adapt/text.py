@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from .encoders import Batch, Encoder, Masked, Represented
 from .masks import mean_over_masked, token_mask
 
+LENGTH = 128  # tokens of a row where nothing else is said
 NONE = -100  # the target that cross_entropy leaves out
 
 
@@ -31,10 +33,41 @@ class TextEncoder(Encoder):
         known = (processor.pad_token_id, getattr(model.config, "pad_token_id", None), 0)
         self.pad = next(id for id in known if id is not None)
 
+    def row_length(self, length: int | None = None) -> int:
+        """The tokens of a row: what was asked for, if the model reads so many and one fits in."""
+        if length is None:
+            return min(LENGTH, self.longest)
+        least = sum(map(len, self.frame())) + 1
+        if not least <= length <= self.longest:
+            raise ValueError(f"length must be from {least} to {self.longest}, got {length}")
+        return length
+
     def tokenise(self, texts: Sequence[str], length: int | None = None) -> list[list[int]]:
         """Token ids with the special ones, cut to `length`."""
         most = min(length or self.longest, self.longest)
         return self.processor(list(texts), truncation=True, max_length=most)["input_ids"]
+
+    def pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of whole texts, without the special ones."""
+        return self.processor(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+
+    def frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
+        ids = self.processor(self.processor.mask_token)["input_ids"]
+        place = ids.index(self.processor.mask_token_id)
+        special = set(self.special)
+        return [i for i in ids[:place] if i in special], [
+            i for i in ids[place + 1 :] if i in special
+        ]
+
+    def tokenizer_key(self) -> str:
+        """A hash of what decides the ids of a text."""
+        backend = getattr(self.processor, "backend_tokenizer", None)
+        said = {"vocabulary": self.processor.get_vocab(), "frame": self.frame()}
+        if backend is not None:
+            said |= json.loads(backend.to_str())
+            said |= {"truncation": None, "padding": None}  # those of the last call
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
     def batch(self, rows: Any) -> Batch:
         """From texts, or from rows of token ids with the special ones."""

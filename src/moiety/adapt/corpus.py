@@ -1,0 +1,127 @@
+"""Unlabelled data, made ready once: rows to train on, and a fixed part that is held out.
+
+    corpus = read_corpus("papers.txt", encoder)             # a folder of texts, a table, images …
+    batch = encoder.batch(corpus.train.take([3, 1, 4]))
+    corpus.held                                             # for the masked loss on held-out data
+
+Texts become token ids at once; with `folder` they are kept there and mapped into memory.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.utils.data import TensorDataset
+
+from ..data import Problem
+from ..data.named import NAMED
+from .encoders import Encoder
+from .images import ImageEncoder
+from .reading import Picture, fit_images, problem_texts, read_images, read_texts
+from .rows import Images, Rows, Tokens, hold_out
+from .text import TextEncoder
+from .tokens import id_rows, text_rows
+
+HELD, LEAST = 0.02, 16  # share and number of rows held out
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Rows to train on, rows held out, and what was done to get them, a short line each."""
+
+    kind: Literal["image", "text"]
+    train: Rows
+    held: Rows
+    notes: list[str] = field(default_factory=list)
+
+
+def read_corpus(
+    source: Any,
+    encoder: Encoder,
+    *,
+    column: str | None = None,
+    length: int | None = None,
+    pack: bool | None = None,
+    fit: bool = False,
+    held: float = HELD,
+    seed: int = 0,
+    folder: str | os.PathLike[str] | None = None,
+    data_dir: str | Path | None = None,
+) -> Corpus:
+    """Read unlabelled examples for an encoder; of a source with splits its training split alone.
+
+    source   a text file or a folder of them, a table (whose `column` holds the text), a folder of
+             images, an .npy or .npz of them, the name of a built-in set, a list of texts, a
+             `Problem`, a `TensorDataset` (token ids or images), or `Rows`
+    length   tokens of a row at most (None: 128, or what the model reads)
+    pack     put texts together to rows of that length (None: lines of text files, if there are
+             enough of them, and not the rows of a table)
+    fit      resize, crop and convert images to what the model reads, rather than refuse them
+    held     the share that is held out by `seed`, at least 16 rows and at most half
+    folder   where token ids are kept, to be mapped into memory now and found next time
+    """
+    if isinstance(source, Corpus):
+        return source
+    notes: list[str] = []
+    if isinstance(source, Rows):
+        rows = source
+    elif isinstance(encoder, TextEncoder):
+        tokens = _tokens(source, encoder, column, length, pack, folder, data_dir)
+        rows = Rows(tokens)
+        notes.append(f"{len(tokens.ids)} tokens in {len(tokens)} rows")
+    else:
+        assert isinstance(encoder, ImageEncoder)
+        rows = Rows(_images(source, Picture(encoder.shape, fit), column, data_dir))
+    train, out = hold_out(rows, held, LEAST, seed)
+    notes.append(f"{len(train)} rows to train on, {len(out)} held out by seed {seed}")
+    return Corpus(encoder.kind, train, out, notes)
+
+
+def _tokens(
+    source: Any,
+    encoder: TextEncoder,
+    column: str | None,
+    length: int | None,
+    pack: bool | None,
+    folder: str | os.PathLike[str] | None,
+    data_dir: str | Path | None,
+) -> Tokens:
+    """All texts of a source as token ids."""
+    if isinstance(source, TensorDataset):
+        return id_rows(source.tensors[0], encoder)
+    documents, running = _documents(source, column, data_dir)
+    lines = sum(map(len, documents))
+    if lines < 2:
+        name = Path(source).name if isinstance(source, str | os.PathLike) else "the data"
+        said = "a single line" if lines else "no text"
+        raise ValueError(f"{name} holds {said}; a corpus needs at least two lines")
+    most = encoder.row_length(length)
+    # Lines of a text file belong together; the rows of a table are examples.
+    return text_rows(
+        documents, encoder, most, pack=pack if running or pack else False, folder=folder
+    )
+
+
+def _documents(
+    source: Any, column: str | None, data_dir: str | Path | None
+) -> tuple[list[list[str]], bool]:
+    """The texts of each document, and whether they are running text."""
+    if isinstance(source, list | tuple):
+        if not all(isinstance(text, str) for text in source):
+            raise ValueError("a list of data must hold texts")
+        return [[text.strip() for text in source if text.strip()]], False
+    if isinstance(source, Problem) or str(source) in NAMED:
+        return [problem_texts(source, data_dir)], False
+    return read_texts(Path(source), column)
+
+
+def _images(
+    source: Any, wanted: Picture, column: str | None, data_dir: str | Path | None
+) -> Images:
+    """All images of a source, of the shape that the model reads."""
+    if isinstance(source, TensorDataset):
+        return Images(fit_images(source.tensors[0], wanted))
+    return Images(fit_images(read_images(source, wanted, column, data_dir), wanted))

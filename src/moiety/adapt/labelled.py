@@ -1,0 +1,209 @@
+"""Labelled data: a training and a validation split, and a test split that is read once, at the end.
+
+    data = read_labelled("chemprot/", encoder)               # train.jsonl, dev.jsonl, test.jsonl
+    tuned = finetune(model, data.train, validation=data.validation, test=data.test)
+
+Of a folder with splits the test file is not opened before `test` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from ..data import Problem, Split
+from ..data.named import NAMED
+from ..data.targets import find_targets
+from ..tables import read_table, table_kind
+from .encoders import Encoder
+from .images import ImageEncoder
+from .reading import Picture, decode, fit_images, image_files, parts_of, problem_of, texts_of
+from .rows import Images, Rows, Store, Tokens, hold_out
+from .text import TextEncoder
+from .tokens import id_rows, tokenised
+
+VALIDATION, LEAST = 0.15, 16  # share and number of rows, where no validation split is given
+
+
+@dataclass
+class Labelled:
+    """Rows with labels. `test` may be called once."""
+
+    classes: list[str]
+    train: Rows
+    validation: Rows
+    read_test: Callable[[], Rows] | None = field(default=None, repr=False)
+    opened: bool = False
+
+    def test(self) -> Rows:
+        """Read the test split; a second look at it is refused."""
+        if self.read_test is None:
+            raise ValueError("the data have no test split; add one, such as test.csv")
+        if self.opened:
+            raise ValueError("the test split was read before, and is read once only")
+        self.opened = True
+        return self.read_test()
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the examples of a split become rows."""
+
+    encoder: Encoder
+    targets: str | None
+    text: str | None
+    length: int | None
+    fit: bool
+
+    def store(self, examples: Any) -> Store:
+        """From texts, from token ids [N, L], or from images [N, C, H, W]."""
+        if isinstance(self.encoder, ImageEncoder):
+            return Images(fit_images(examples, Picture(self.encoder.shape, self.fit)))
+        assert isinstance(self.encoder, TextEncoder)
+        if isinstance(examples, Tensor):
+            return id_rows(examples, self.encoder)
+        most = self.encoder.row_length(self.length)
+        return Tokens.of(tokenised(examples, self.encoder, most))
+
+    def file(self, path: Path) -> tuple[Any, list[str]]:
+        """The examples of one split and the class of each, as words."""
+        if self.encoder.kind == "text":
+            return self.table(path)
+        if not path.is_dir():
+            raise ValueError(f"{path.name}: labelled images must be a folder for each class")
+        files = image_files(path)
+        words = [file.relative_to(path).parts[0] for file in files]
+        assert isinstance(self.encoder, ImageEncoder)
+        return decode(files, Picture(self.encoder.shape, self.fit), path), words
+
+    def table(self, path: Path) -> tuple[list[str], list[str]]:
+        """The texts and classes of a table; rows without a class are left out."""
+        if table_kind(path) is None:
+            raise ValueError(f"{path.name}: labelled texts must be a table, such as train.csv")
+        frame = read_table(path)
+        (target, *more) = find_targets(self.targets, [str(c) for c in frame.columns], path.name)
+        if more:
+            raise ValueError(f"one column can be predicted, not both {target} and {more[0]}")
+        frame = frame[frame[target].notna()]
+        words = [_word(value) for value in frame[target]]
+        return texts_of(frame.drop(columns=target), self.text, path.name), words
+
+
+def read_labelled(
+    source: Any,
+    encoder: Encoder,
+    *,
+    targets: str | None = None,
+    text: str | None = None,
+    length: int | None = None,
+    fit: bool = False,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Labelled:
+    """Read labelled examples for an encoder.
+
+    source    a folder with splits (train.csv, dev.csv, test.csv, or train/cat/1.png …), a table or
+              a folder of images by class (split by `seed`), the name of a built-in set, a
+              `Problem`, or `TensorDataset(examples, class ids)` by split, in a dict
+    targets   the column to predict, and `text` the one to read; else as they are usually called
+    fit       resize, crop and convert images to what the model reads, rather than refuse them
+    """
+    reader = Reader(encoder, targets, text, length, fit)
+    if isinstance(source, TensorDataset):
+        source = {"train": source}
+    if isinstance(source, dict):
+        return _from_tensors(source, reader, seed)
+    whole = isinstance(source, Problem) or str(source) in NAMED
+    path = Path() if whole else Path(source).expanduser()
+    parts = parts_of(path) if not whole and path.is_dir() else {}
+    if "train" in parts:
+        return _from_parts(parts, reader, seed)
+    words = {} if isinstance(source, Problem) else {"targets": targets, "text": text, "seed": seed}
+    return _from_problem(problem_of(source, data_dir, **words), reader)
+
+
+def _from_parts(parts: dict[str, Path], reader: Reader, seed: int) -> Labelled:
+    """Of files by split; that of the test is kept closed."""
+    examples, words = reader.file(parts["train"])
+    classes = sorted(set(words))
+
+    def rows(path: Path) -> Rows:
+        found, names = reader.file(path)
+        return Rows(reader.store(found), None, _ids(names, classes, path.name), classes)
+
+    train = Rows(reader.store(examples), None, _ids(words, classes, "train"), classes)
+    given = rows(parts["validation"]) if "validation" in parts else None
+    test = parts.get("test")
+    return _labelled(classes, train, given, None if test is None else lambda: rows(test), seed)
+
+
+def _from_tensors(source: dict[str, TensorDataset], reader: Reader, seed: int) -> Labelled:
+    """Of tensors by split."""
+    if "train" not in source:
+        raise ValueError(f"the data have no train, only {', '.join(source)}")
+    classes = [str(i) for i in range(int(source["train"].tensors[1].max()) + 1)]
+
+    def rows(data: TensorDataset) -> Rows:
+        examples, labels = data.tensors
+        return Rows(reader.store(examples), None, labels.long(), classes)
+
+    given = rows(source["validation"]) if "validation" in source else None
+    test = source.get("test")
+    later = None if test is None else lambda: rows(test)
+    return _labelled(classes, rows(source["train"]), given, later, seed)
+
+
+def _from_problem(problem: Problem, reader: Reader) -> Labelled:
+    """Of a problem, whose splits are in memory already."""
+    target = problem.targets[0]
+    if problem.kind != reader.encoder.kind or target.kind != "classes":
+        raise ValueError(
+            f"{problem.name} is a {problem.kind} problem with {target.kind} to predict, and the "
+            f"model needs {reader.encoder.kind}s with classes"
+        )
+
+    def rows(split: Split) -> Rows:
+        examples = split.texts if problem.kind == "text" else split.inputs["images"]
+        return Rows(reader.store(examples), None, split.targets[target.name], target.classes)
+
+    given = rows(problem.validation)
+    return _labelled(target.classes, rows(problem.train), given, lambda: rows(problem.test), 0)
+
+
+def _labelled(
+    classes: list[str],
+    train: Rows,
+    validation: Rows | None,
+    test: Callable[[], Rows] | None,
+    seed: int,
+) -> Labelled:
+    """With a validation split by `seed` where none is given."""
+    if len(classes) < 2:
+        raise ValueError(f"all examples are of the class {classes[0]!r}; two classes are needed")
+    if validation is None:
+        train, validation = hold_out(train, VALIDATION, LEAST, seed)
+    return Labelled(classes, train, validation, test)
+
+
+def _word(value: Any) -> str:
+    """A class as text: 1.0, as a column with a gap reads, is "1"."""
+    whole = isinstance(value, float) and value.is_integer()
+    return str(int(value)) if whole else str(value).strip()
+
+
+def _ids(words: Sequence[str], classes: Sequence[str], name: str) -> Tensor:
+    """Class ids; a class that the training split has not is refused."""
+    known = {word: id for id, word in enumerate(classes)}
+    unseen = sorted(set(words) - known.keys())
+    if unseen:
+        raise ValueError(
+            f"{name} has the class {unseen[0]!r}, which train lacks; add training examples of it, "
+            "or remove it"
+        )
+    return torch.tensor([known[word] for word in words], dtype=torch.long)

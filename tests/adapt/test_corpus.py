@@ -1,0 +1,308 @@
+"""Unlabelled and labelled data of every source: packed, held out, kept, and read no earlier."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
+
+from moiety.adapt.corpus import read_corpus
+from moiety.adapt.encoders import Encoder
+from moiety.adapt.labelled import read_labelled
+from moiety.adapt.rows import Images, Rows, hold_out
+from moiety.data.problem import Problem, Split, Target
+
+FIRST, LAST = 2, 3  # <s>, </s>
+
+
+@pytest.fixture(scope="module")
+def reader():
+    torch.manual_seed(0)
+    return Encoder.load(tiny.FAMILIES["bert"]().eval(), processor=tiny.tokenizer())
+
+
+@pytest.fixture(scope="module")
+def viewer():
+    torch.manual_seed(0)
+    return Encoder.load(tiny.vit_mae().eval())
+
+
+def all_rows(corpus):
+    return sorted(
+        tuple(int(i) for i in row)
+        for rows in (corpus.train, corpus.held)
+        for row in rows.take(range(len(rows)))
+    )
+
+
+def write_table(path, texts, labels=None):
+    rows = [{"text": text} for text in texts]
+    for row, label in zip(rows, labels or []):
+        row["label"] = label
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+# -- texts ----------------------------------------------------------------------------------------
+
+
+def test_lines_are_packed_to_whole_rows_and_nothing_is_lost(tmp_path, reader):
+    texts = tiny.texts(120, 3, 12)
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    corpus = read_corpus(tmp_path / "a.txt", reader, length=16)
+    rows = all_rows(corpus)
+    assert {row[0] for row in rows} == {FIRST}
+    assert {row[-1] for row in rows} == {LAST}
+    assert sum(len(row) < 16 for row in rows) <= 1  # what is left over at the end
+    words = sorted(i for row in rows for i in row[1:-1])
+    assert words == sorted(i for ids in reader.pieces(texts) for i in ids)
+    assert len(corpus.held) == 16
+    assert any("tokens" in note for note in corpus.notes)
+
+
+def test_documents_of_a_folder_are_kept_apart(tmp_path, reader):
+    for name, word in (("a.txt", "w1 "), ("b.txt.gz", "w2 ")):
+        text = (word * 50 + "\n") * 20
+        opened = gzip.open if name.endswith("gz") else open
+        with opened(tmp_path / name, "wt") as file:
+            file.write(text)
+    rows = all_rows(read_corpus(tmp_path, reader, length=12))
+    mixed = [row for row in rows if {6, 7} <= set(row)]
+    assert len(mixed) <= 1
+    assert all(row[row.index(7) - 1] == LAST for row in mixed)
+    assert sum(row.count(LAST) for row in rows) == len(rows) + 1
+
+
+def test_few_lines_stay_rows_of_their_own(tmp_path, reader):
+    texts = tiny.texts(10)
+    (tmp_path / "a.txt").write_text("\n".join(texts))
+    wanted = sorted(tuple(row) for row in reader.tokenise(texts))
+    assert all_rows(read_corpus(tmp_path / "a.txt", reader)) == wanted
+    packed = read_corpus(tmp_path / "a.txt", reader, pack=True)
+    assert len(all_rows(packed)) < 10
+
+
+def test_rows_of_a_table_are_examples_that_are_cut(tmp_path, reader):
+    texts = [*tiny.texts(60, 12, 20), "", "   "]
+    path = write_table(tmp_path / "a.jsonl", texts)
+    rows = all_rows(read_corpus(path, reader, length=8))
+    assert len(rows) == 60
+    assert rows == sorted(tuple(row) for row in reader.tokenise(texts[:60], 8))
+    assert len(all_rows(read_corpus(path, reader, length=8, pack=True))) > 60
+
+
+def test_the_column_of_text_is_named_or_found(tmp_path, reader):
+    path = tmp_path / "a.csv"
+    lines = [f"{text},{other}" for text, other in zip(tiny.texts(20), tiny.texts(20, seed=1))]
+    path.write_text("\n".join(["one,two", *lines]))
+    found = [all_rows(read_corpus(path, reader, column=column)) for column in ("one", "two")]
+    assert found[0] != found[1]
+    with pytest.raises(ValueError, match="no column 'three'; it has one, two"):
+        read_corpus(path, reader, column="three")
+    with pytest.raises(ValueError, match="say which column holds the text, of one, two"):
+        read_corpus(path, reader)
+
+
+def test_texts_ids_and_rows_in_memory(reader):
+    texts = tiny.texts(20)
+    batch = reader.batch(texts)
+    wanted = all_rows(read_corpus(texts, reader))
+    assert wanted == sorted(tuple(row) for row in reader.tokenise(texts))
+    given = TensorDataset(batch["input_ids"])
+    corpus = read_corpus(given, reader)
+    assert all_rows(corpus) == wanted
+    assert read_corpus(corpus, reader) is corpus
+    assert all_rows(read_corpus(corpus.train, reader)) == sorted(
+        tuple(int(i) for i in row) for row in corpus.train.take(range(len(corpus.train)))
+    )
+
+
+def test_what_is_held_out_follows_from_the_seed():
+    rows = Rows(Images(torch.arange(2000).view(-1, 1, 1, 1)))
+    train, held = hold_out(rows, 0.02, 16, seed=0)
+    assert (len(train), len(held)) == (1960, 40)
+    numbers = torch.cat([train.take(range(1960)), held.take(range(40))]).flatten()
+    assert sorted(numbers.tolist()) == list(range(2000))
+    assert np.array_equal(hold_out(rows, 0.02, 16, seed=0)[1].chosen, held.chosen)
+    assert not np.array_equal(hold_out(rows, 0.02, 16, seed=1)[1].chosen, held.chosen)
+    assert len(hold_out(rows.part(range(500)), 0.02, 16, seed=0)[1]) == 16
+    assert len(hold_out(rows.part(range(20)), 0.02, 16, seed=0)[1]) == 10
+
+
+def test_token_ids_are_kept_and_mapped(tmp_path, reader, monkeypatch):
+    texts = tiny.texts(100)
+    made = read_corpus(texts, reader, folder=tmp_path)
+    assert isinstance(made.train.store.ids, np.memmap)
+    wanted = all_rows(read_corpus(texts, reader))
+    assert all_rows(made) == wanted
+    monkeypatch.setattr(reader, "tokenise", None)  # not to be asked again
+    assert all_rows(read_corpus(texts, reader, folder=tmp_path)) == wanted
+    monkeypatch.undo()
+    for other in ({"length": 7}, {"pack": True}):  # another question, another answer
+        found = read_corpus(texts, reader, folder=tmp_path, **other)
+        assert all_rows(found) == all_rows(read_corpus(texts, reader, **other)) != wanted
+    assert all_rows(read_corpus(texts[1:], reader, folder=tmp_path)) != wanted
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        ("", "a.txt holds no text"),
+        ("\n \n", "a.txt holds no text"),
+        ("w1 w2 w3\n", "a.txt holds a single line; a corpus needs at least two"),
+    ],
+)
+def test_too_small_a_corpus_is_refused(tmp_path, reader, content, wrong):
+    (tmp_path / "a.txt").write_text(content)
+    with pytest.raises(ValueError, match=wrong):
+        read_corpus(tmp_path / "a.txt", reader)
+
+
+def test_other_data_are_refused(tmp_path, reader, viewer):
+    with pytest.raises(ValueError, match="there is no file or folder"):
+        read_corpus(tmp_path / "nowhere", reader)
+    with pytest.raises(ValueError, match=r"holds no \.txt file"):
+        read_corpus(tmp_path, reader)
+    with pytest.raises(ValueError, match="length must be from 3 to 24, got 25"):
+        read_corpus(tiny.texts(), reader, length=25)
+    with pytest.raises(ValueError, match="must hold texts"):
+        read_corpus([1, 2], reader)
+    with pytest.raises(ValueError, match="from 0 to 47"):
+        read_corpus(TensorDataset(torch.full((4, 5), 48)), reader)
+    with pytest.raises(ValueError, match="all padding"):
+        read_corpus(TensorDataset(torch.zeros(4, 5).long()), reader)
+    with pytest.raises(ValueError, match="at least two are needed"):
+        read_corpus(TensorDataset(tiny.pictures(1)), viewer)
+    with pytest.raises(ValueError, match="held must be a share"):
+        read_corpus(tiny.texts(), reader, held=1.5)
+    (tmp_path / "test.txt").write_text("w1\nw2\n")
+    with pytest.raises(ValueError, match=r"test\.txt and no train"):
+        read_corpus(tmp_path, reader)
+
+
+# -- images ---------------------------------------------------------------------------------------
+
+
+def save_images(folder, images):
+    folder.mkdir(parents=True)
+    for number, image in enumerate(images):
+        pixels = image.permute(1, 2, 0).numpy().squeeze()
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+
+
+def both(corpus):
+    rows = [rows.take(range(len(rows))) for rows in (corpus.train, corpus.held)]
+    return sorted(image.numpy().tobytes() for part in rows for image in part)
+
+
+def test_images_of_a_folder_an_array_and_a_dataset(tmp_path, viewer):
+    images = tiny.pictures(20)
+    save_images(tmp_path / "all" / "some", images)
+    np.savez(tmp_path / "a.npz", images=images.permute(0, 2, 3, 1).numpy(), labels=np.zeros(20))
+    wanted = sorted(image.numpy().tobytes() for image in images)
+    for source in (tmp_path / "all", tmp_path / "a.npz", TensorDataset(images)):
+        assert both(read_corpus(source, viewer)) == wanted
+    batch = viewer.batch(read_corpus(TensorDataset(images), viewer).train.take([0, 1]))
+    assert batch["pixel_values"].shape == (2, 3, 12, 12)
+
+
+def test_other_images_are_refused_or_made_to_fit(tmp_path, viewer):
+    large, grey = tiny.pictures(6, 16), tiny.pictures(6, channels=1)
+    save_images(tmp_path / "large", large)
+    save_images(tmp_path / "grey", grey)
+    for source in (tmp_path / "large", TensorDataset(large)):
+        with pytest.raises(ValueError, match=r"are 16×16, and the model reads 12×12.*fit=True"):
+            read_corpus(source, viewer)
+    for source in (tmp_path / "grey", TensorDataset(grey)):
+        with pytest.raises(ValueError, match="have 1 channels, and the model reads 3"):
+            read_corpus(source, viewer)
+        fitted = read_corpus(source, viewer, fit=True).train.take([0])
+        assert fitted.shape == (1, 3, 12, 12)
+        assert torch.equal(fitted[:, 0], fitted[:, 2])
+    flat = torch.full((4, 3, 20, 30), 77, dtype=torch.uint8)
+    fitted = read_corpus(TensorDataset(flat), viewer, fit=True).train.take([0, 1])
+    assert fitted.unique().tolist() == [77]
+    with pytest.raises(ValueError, match="only uint8"):
+        read_corpus(TensorDataset(flat.float()), viewer, fit=True)
+
+
+# -- labelled -------------------------------------------------------------------------------------
+
+
+def split_folder(tmp_path):
+    for split, count in (("train", 40), ("dev", 8)):
+        labels = ["yes" if i % 2 else "no" for i in range(count)]
+        write_table(tmp_path / f"{split}.jsonl", tiny.texts(count), labels)
+    return tmp_path
+
+
+def test_the_test_file_is_not_read_before_its_time(tmp_path, reader):
+    folder = split_folder(tmp_path)
+    (folder / "test.jsonl").write_text("this raises when it is read\n")
+    read_corpus(folder, reader)
+    data = read_labelled(folder, reader)
+    assert data.classes == data.train.classes == ["no", "yes"]
+    assert (len(data.train), len(data.validation)) == (40, 8)
+    assert data.train.labels.tolist() == [0, 1] * 20
+    assert data.train.part([1, 2]).labels.tolist() == [1, 0]
+    with pytest.raises(ValueError, match="this is not JSON"):
+        data.test()
+
+
+def test_the_test_split_is_read_once(tmp_path, reader):
+    folder = split_folder(tmp_path)
+    with pytest.raises(ValueError, match="no test split"):
+        read_labelled(folder, reader).test()
+    write_table(folder / "test.jsonl", ["w1 w2", "w3"], ["yes", "no"])
+    data = read_labelled(folder, reader)
+    assert data.test().labels.tolist() == [1, 0]
+    with pytest.raises(ValueError, match="read once only"):
+        data.test()
+    write_table(folder / "test.jsonl", ["w1 w2"], ["maybe"])
+    with pytest.raises(ValueError, match="the class 'maybe', which train lacks"):
+        read_labelled(folder, reader).test()
+
+
+def test_labelled_images_by_class(tmp_path, viewer):
+    for split, count in (("train", 20), ("test", 3)):
+        for place, name in enumerate(("cat", "dog")):
+            save_images(tmp_path / split / name, tiny.pictures(count, seed=place))
+    data = read_labelled(tmp_path, viewer)
+    assert (len(data.train), len(data.validation)) == (24, 16)  # by the seed, of train
+    test = data.test()
+    assert test.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert torch.equal(
+        test.take([0, 3]), torch.stack([tiny.pictures(3)[0], tiny.pictures(3, seed=1)[0]])
+    )
+    other = read_labelled(tmp_path, viewer, seed=1)
+    assert not np.array_equal(other.train.chosen, data.train.chosen)
+
+
+def test_labelled_data_in_memory(reader, viewer):
+    images, labels = tiny.pictures(40), torch.arange(40) % 3
+    data = read_labelled({"train": TensorDataset(images, labels)}, viewer)
+    assert data.classes == ["0", "1", "2"]
+    found = sorted([*data.train.labels.tolist(), *data.validation.labels.tolist()])
+    assert found == sorted(labels.tolist())
+    problem = Problem(
+        "toy",
+        "text",
+        [Target("label", "classes", ["no", "yes"])],
+        *(Split({}, {"label": torch.tensor([0, 1])}, ["w1", "w2 w3"]) for _ in range(3)),
+    )
+    data = read_labelled(problem, reader)
+    assert [row.tolist() for row in data.train.take([0, 1])] == reader.tokenise(["w1", "w2 w3"])
+    assert data.test().labels.tolist() == [0, 1]
+    assert len(read_corpus(problem, reader).held) == 1
+    with pytest.raises(ValueError, match="is a text problem"):
+        read_labelled(problem, viewer)
+
+
+def test_a_single_class_is_refused(tmp_path, reader):
+    write_table(tmp_path / "train.jsonl", tiny.texts(4), ["a"] * 4)
+    with pytest.raises(ValueError, match="all examples are of the class 'a'"):
+        read_labelled(tmp_path, reader)
