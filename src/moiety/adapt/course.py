@@ -7,11 +7,10 @@ further/  round-1/    the stages (see `stage`); a cache lives in that of its rou
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from ..train.fit import seeded
 from ..train.state import read_state, state_bytes
 from .cache import Inputs, look_through
 from .follow import Follow
+from .heads import warm_up
 from .objective import Objective
 from .recipe import Recipe
 from .stage import FURTHER, Stage, State, Trained, read_trained, to_cpu
@@ -51,32 +51,34 @@ class Course:
     cache_dtype: str = "float32"
     save_every: float = 30.0
     tick: Tick | None = None
-    warm_up: Callable[[Encoder, Any, int], None] | None = None  # a head that had to be made
+    warm_steps: int = 500  # of a head that had to be made
     initial: State = dataclasses.field(default_factory=dict)
     inputs: Inputs = dataclasses.field(default_factory=lambda: Inputs(None, 0))
 
-    @contextlib.contextmanager
-    def prepare(self, plan: Mapping[str, Any]) -> Iterator[None]:
-        """Hold the folder inside, with the plan and the initial weights settled."""
-        with contextlib.ExitStack() as stack:
-            if self.out is not None:
-                stack.enter_context(io.lease(self.out))
-                for left in self.out.rglob(".*.tmp"):  # by a process that was killed
-                    left.unlink()
-            self.inputs = look_through(self.encoder, self.rows)
-            if self.out is not None:
-                same = {"model": self.encoder.weights_key(), "input": self.inputs.digest}
-                settle(self.out, {**plan, **same})
-            self.initial = self._initial()
-            yield
+    def prepare(self, plan: Mapping[str, Any]) -> None:
+        """Settle the plan and the initial weights."""
+        self.inputs = look_through(self.encoder, self.rows)
+        if self.out is not None:
+            same = {"model": self.encoder.weights_key(), "input": self.inputs.digest}
+            warm = {"warm_steps": self.warm_steps} if self.encoder.made else {}
+            settle(self.out, {**plan, **same, **warm})
+        self.initial = self._initial()
+        self.encoder.made = []  # what is warm is not warmed again
 
     def _initial(self) -> State:
         """The weights of the start, with a head that is warm; the same for all stages."""
         path = None if self.out is None else self.out / "initial.safetensors"
         if path is not None and path.exists():
             return read_state(path)
-        if self.warm_up is not None and self.encoder.made:
-            self.warm_up(self.encoder, self.rows, self.seed)
+        warm_up(
+            self.encoder,
+            self.rows,
+            steps=self.warm_steps,
+            seed=self.seed,
+            folder=self._folder("warm-up"),
+            save_every=self.save_every,
+            tick=self.tick,
+        )
         initial = to_cpu(self.encoder.model.state_dict())
         if path is not None:
             io.write_atomic(path, state_bytes(initial))

@@ -14,36 +14,17 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Unpack
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .course import Course, Tick
 from .encoders import Encoder
-from .follow import Follow
 from .objective import Match, Norm, Objective
-from .recipe import BATCHES, RATES, Recipe
+from .opening import Options, Source, holding, open_course, open_recipe
 from .stage import State, Trained
 
-Source = str | os.PathLike[str] | nn.Module | Encoder
-
-
-class Options(TypedDict, total=False):
-    """What further pre-training and self-distillation have in common, besides their arguments."""
-
-    held: Any  # held-out rows of the data, whose masked loss is followed; None: those of the corpus
-    source: Any  # rows of the domain before: what is forgotten
-    labelled: Any  # rows of the labelled training split, to probe on
-    checks: int  # looks at the model on the way (8), besides the one before the first step
-    stop: Literal["probe"] | None  # keep the check with the best probe
-    patience: int  # and end after so many worse ones (3)
-    precision: Literal["float32", "bfloat16"]  # of products
-    processor: Any  # tokenizer or image processor of a model in memory
-    device: str | torch.device  # None: where the model is
-    save_every: float  # seconds between states on the disk (30)
-    tick: Tick  # hears the name of the stage and the share that is done
+# What is compared where nothing is said: for images as in the authors' code, for text ours.
+MATCHES: dict[str, Match] = {"image": "cls", "text": "hidden"}
 
 
 @dataclass(frozen=True)
@@ -84,15 +65,17 @@ def further_pretrain(
     """Train a masked encoder on with masked auto-encoding alone (eq. 2).
 
     model       a folder, a model in memory (which is left as it is) or an `Encoder`
-    data        unlabelled: a path, a corpus, or rows (a length and `take`)
+    data        unlabelled: a `Corpus` or what `read_corpus` takes; or rows (a length and `take`),
+                all of which are trained on
     batch, lr   None: those of the paper for the kind of model
     out         where to keep states, so that a killed call goes on; None: nowhere
     options     see `Options`
     """
-    course = _course(model, data, seed, out, options)
     words = {"steps": steps, "batch": batch, "lr": lr, "weight_decay": weight_decay}
-    recipe = _recipe(course.encoder.kind, words, options)
-    with course.prepare({"method": "further", "seed": seed, **dataclasses.asdict(recipe)}):
+    with holding(out):
+        course = open_course(model, data, seed, out, options)
+        recipe = open_recipe(course.encoder.kind, words, options)
+        course.prepare({"method": "further", "seed": seed, **dataclasses.asdict(recipe)})
         flops = course.flops(recipe)
         trained = course.further(recipe)
     course.encoder.model.load_state_dict(trained.state)  # it may have been on the disk already
@@ -136,38 +119,39 @@ def self_distill(
     cache           keep the teacher's representations on disk where they follow from the example
                     alone and take at most `cache_limit` bytes; else it runs at every step
     """
-    course = _course(model, data, seed, out, options)
-    course.cache, course.cache_limit, course.cache_dtype = cache, cache_limit, cache_dtype
-    kind = course.encoder.kind
-    objective = Objective(
-        match=match or ("cls" if kind == "image" else "hidden"),
-        mae_weight=mae_weight,
-        distill_weight=distill_weight,
-        distill_every=distill_every,
-        match_routing=match_routing,
-        norm=norm,
-    )
-    words = {"steps": steps, "batch": batch, "lr": lr, "weight_decay": weight_decay}
-    recipe = _recipe(kind, words, options)
-    first = dataclasses.replace(recipe, steps=steps if teacher_steps is None else teacher_steps)
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
-    plan = {
-        "method": "self-distill",
-        "seed": seed,
-        "rounds": rounds,
-        "teacher": None if teacher is None else _key(course.encoder, teacher),
-        "teacher_steps": first.steps,
-        "cache": cache,
-        "cache_limit": cache_limit,
-        "cache_dtype": cache_dtype,
-        **dataclasses.asdict(objective),
-        **dataclasses.asdict(recipe),
+    words = {"steps": steps, "batch": batch, "lr": lr, "weight_decay": weight_decay}
+    asked: dict[str, Any] = {
+        "mae_weight": mae_weight,
+        "distill_weight": distill_weight,
+        "distill_every": distill_every,
+        "match_routing": match_routing,
+        "norm": norm,
     }
-    with course.prepare(plan):
+    with holding(out):
+        course = open_course(model, data, seed, out, options)
+        course.cache, course.cache_limit, course.cache_dtype = cache, cache_limit, cache_dtype
+        kind = course.encoder.kind
+        objective = Objective(match=match or MATCHES[kind], **asked)
+        recipe = open_recipe(kind, words, options)
+        first = dataclasses.replace(recipe, steps=steps if teacher_steps is None else teacher_steps)
+        plan = {
+            "method": "self-distill",
+            "seed": seed,
+            "rounds": rounds,
+            "teacher": None if teacher is None else _key(course.encoder, teacher),
+            "teacher_steps": first.steps,
+            "cache": cache,
+            "cache_limit": cache_limit,
+            "cache_dtype": cache_dtype,
+            **dataclasses.asdict(objective),
+            **dataclasses.asdict(recipe),
+        }
+        course.prepare(plan)
         flops = course.flops(recipe, objective)
-        stages = [] if teacher is not None else [course.further(first)]
-        state = teacher if teacher is not None else stages[0].state
+        stages = [course.further(first)] if teacher is None else []
+        state = stages[0].state if teacher is None else teacher
         for number in range(1, rounds + 1):
             stages.append(course.distil(number, recipe, objective, state))
             state = stages[-1].state
@@ -183,46 +167,6 @@ def _spent(stage: Trained, flops: Mapping[str, float]) -> float:
     if stage.online is not None:
         return stage.steps * flops["online"]
     return stage.steps * flops["cached"] + flops["build"]
-
-
-def _course(
-    model: Source, data: Any, seed: int, out: str | os.PathLike[str] | None, options: Options
-) -> Course:
-    """The model and the data, opened."""
-    unknown = sorted(set(options) - set(Options.__annotations__))
-    if unknown:
-        known = ", ".join(Options.__annotations__)
-        raise TypeError(f"there is no option {', '.join(unknown)}; there are {known}")
-    if isinstance(model, Encoder):
-        encoder = model.copy()
-    else:
-        where = model if isinstance(model, nn.Module) else Path(model)
-        encoder = Encoder.load(where, processor=options.get("processor"), seed=seed)
-        encoder = encoder.copy() if isinstance(model, nn.Module) else encoder
-    if options.get("device") is not None:
-        encoder = encoder.to(options["device"])
-    rows, held = data, options.get("held")
-    follow = Follow(held, options.get("source"), options.get("labelled"), seed=seed)
-    return Course(
-        encoder=encoder,
-        rows=rows,
-        seed=seed,
-        follow=follow,
-        out=None if out is None else Path(out),
-        save_every=options.get("save_every", 30.0),
-        tick=options.get("tick"),
-    )
-
-
-def _recipe(kind: str, words: dict[str, Any], options: Options) -> Recipe:
-    """The recipe, with the paper's numbers where none are given."""
-    named = {field.name for field in dataclasses.fields(Recipe)} & set(options)
-    words = {**words, **{name: options[name] for name in named}}  # type: ignore[literal-required]
-    if words["batch"] is None:
-        words["batch"] = BATCHES[kind]
-    if words["lr"] is None:
-        words["lr"] = RATES[kind]
-    return Recipe(**words)
 
 
 def _key(encoder: Encoder, state: Mapping[str, Tensor]) -> str:
