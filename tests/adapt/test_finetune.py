@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from moiety.adapt.classifier import Classifier
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.finetune import finetune
+from moiety.adapt.labelled import read_labelled
 from moiety.adapt.scores import scores
 from moiety.adapt.tuning import TuneRecipe, Tuning
 from moiety.hf import upcycle
@@ -224,6 +225,26 @@ def test_a_planted_test_file_that_raises_is_not_opened_before_the_end(tmp_path):
     assert tune(out=tmp_path, checks=2).scores.keys() == {"train"}  # never asked for: never read
 
 
+def test_a_path_or_what_is_read_from_it_brings_its_splits(tmp_path):
+    for name, count, seed in (("train", 20, 0), ("dev", 8, 1), ("test", 6, 2)):
+        rows = sentences(count, seed=seed)
+        lines = (
+            json.dumps({"text": text, "label": f"c{label}"})
+            for text, label in zip(rows.rows, rows.labels.tolist())
+        )
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    encoder = text_encoder()
+    tuned = tune(encoder, tmp_path)
+    assert tuned.scores.keys() == {"train", "validation", "test"}
+    assert tuned.classifier.model.config.id2label == {0: "c0", 1: "c1", 2: "c2"}
+    data = read_labelled(tmp_path, encoder)
+    one = tune(encoder, data.train, validation=data.validation, test=data.test)
+    assert one.scores == tuned.scores and data.opened
+    other = tune(encoder, data, test=sentences(5, seed=9), validation=sentences(5, seed=8))
+    assert other.scores["train"] == tuned.scores["train"]
+    assert all(other.scores[name] != tuned.scores[name] for name in ("validation", "test"))
+
+
 # -- kills -----------------------------------------------------------------------------------------
 
 
@@ -354,6 +375,7 @@ def test_scores_by_hand():
         ({"data": Labelled(["w1 w2"], torch.tensor([0]))}, "at least two classes, got 1"),
         ({"data": Labelled(["w1 w2"], torch.tensor([-1]))}, "must be from 0, got -1"),
         ({"data": Labelled(["w1 w2"], torch.tensor([0.5]))}, "one whole number for each of 1"),
+        ({"data": Labelled(["w1 w2"], None)}, "the training examples have no labels"),
         ({"data": Labelled([], torch.tensor([0])[:0])}, "there are no training examples"),
         ({"validation": Labelled(["w1 w2"], torch.tensor([7]))}, "validation labels must be from"),
         ({"encoder": "modernbert", "dropout": 0.1}, "has no dropout to set"),

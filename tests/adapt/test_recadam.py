@@ -118,7 +118,7 @@ def test_what_has_no_gradient_is_left_alone_and_rates_are_restored():
     groups = [{"params": [w, idle], "recall": True}]
     optimizer = RecAdam(groups, lr=LR, weight_decay=DECAY, strength=20.0)
     loss = optimizer.step(lambda: [(2 * w).sum().backward(), 7][1])
-    assert loss == 7 and float(idle) == 0.7 and float(w) != 0.5
+    assert loss == 7 and idle.item() == 0.7 and w.item() != 0.5
     assert [optimizer.param_groups[0][name] for name in ("lr", "weight_decay")] == [LR, DECAY]
 
 

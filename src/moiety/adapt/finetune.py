@@ -1,10 +1,12 @@
 """`finetune`: a masked encoder becomes a classifier, plainly or by one of three other methods.
 
-    tuned = finetune("adapted/", train, validation=held, test=lambda: read("test.csv"), seed=0)
+    tuned = finetune("adapted/", "chemprot/")           # train.jsonl, dev.jsonl, test.jsonl
+    tuned = finetune(encoder, train, validation=held, test=lambda: read("test.csv"), seed=0)
     tuned.scores["test"]["macro_f1"]; tuned.save("classifier/")
 
-Labelled examples are rows with a length, `take` and `labels`. `test` is called once, when the
-training is over. AdamW, a linear warm-up and a linear decay, gradients clipped at 1 (digest 3, §6).
+Labelled examples are what `read_labelled` reads, or rows with a length, `take` and `labels`. The
+test split is read once, when the training is over. AdamW, a linear warm-up and a linear decay,
+gradients clipped at 1 (digest 3, §6).
 
     recadam   k, t0 (a quarter of the steps), strength (at most 5000)     see `recadam`
     mars      radius                                                     see `mars`
@@ -30,6 +32,7 @@ from ..train.state import read_state, state_bytes
 from .cache import look_through
 from .classifier import Classifier
 from .encoders import Encoder
+from .labelled import Labelled, read_labelled
 from .scores import answers, check_labels, score
 from .tuning import Method, TuneRecipe, Tuning
 
@@ -93,6 +96,7 @@ def finetune(
 ) -> Tuned:
     """Train trunk and a fresh head on labelled examples, and score the last weights.
 
+    data         training rows; or a path or a `Labelled`, with a validation and a test split
     options      of the method, see above
     test         rows, or what reads them, which is called once and after all training
     classes      their number or their names; None: those of the training labels
@@ -101,6 +105,7 @@ def finetune(
     out          a folder for the state in flight, `result.json` and `classifier/`
     """
     encoder = model if isinstance(model, Encoder) else Encoder.load(model, processor=processor)
+    data, validation, test = _splits(data, validation, test, encoder)
     labels = check_labels(data, "training", classes)
     size = min(BATCHES[encoder.kind] if batch is None else batch, len(labels))
     recipe = TuneRecipe(
@@ -137,6 +142,17 @@ def finetune(
         if folder:
             _write(folder, tuning, told)
         return Tuned(classifier, recipe, **told)
+
+
+def _splits(data: Any, validation: Any, test: Any, encoder: Encoder) -> tuple[Any, Any, Any]:
+    """Training and validation rows, and what reads the test split."""
+    if isinstance(data, str | Path):
+        data = read_labelled(data, encoder)
+    if not isinstance(data, Labelled):
+        return data, validation, test
+    later = data.test if data.read_test is not None else None
+    given = data.validation if validation is None else validation
+    return data.train, given, later if test is None else test
 
 
 def _told(tuning: Tuning, encoder: Encoder, test: Callable[[], Any] | Any) -> dict[str, Any]:

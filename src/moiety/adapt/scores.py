@@ -74,6 +74,8 @@ def score(classifier: Classifier, rows: Any, name: str = "training") -> dict[str
 
 def check_labels(rows: Any, name: str, classes: int | Sequence[str] | None = None) -> Tensor:
     """The labels as whole numbers from 0 on; what does not fit raises."""
+    if rows.labels is None:
+        raise ValueError(f"the {name} examples have no labels; give labelled ones")
     labels = torch.as_tensor(rows.labels)
     if labels.is_floating_point() or labels.dim() != 1 or len(labels) != len(rows):
         raise ValueError(
