@@ -9,6 +9,7 @@ import torch
 import transformers as T
 from torch.nn import functional as F
 
+import moiety
 from moiety.adapt.encoders import Encoder, layer_of
 
 EVERY = [*tiny.FAMILIES, "vit-mae"]
@@ -97,6 +98,25 @@ def test_padding_changes_nothing(family):
         both.features[:1, :length], encoder.represent(alone).features, rtol=1e-4, atol=1e-5
     )
     assert torch.equal(both.cls, both.features[:, 0])
+    assert not encoder.sees_padding()
+
+
+def test_a_model_that_sees_padding_is_found_out():
+    config = T.FNetConfig(**{name: tiny.TEXT[name] for name in tiny.TEXT if "heads" not in name})
+    encoder = Encoder.load(T.FNetForMaskedLM(config), processor=tiny.tokenizer())
+    assert encoder.sees_padding()
+    assert encoder.model.training
+    assert not made("vit-mae").sees_padding()
+
+
+@pytest.mark.parametrize("family", list(tiny.FAMILIES))
+def test_texts_as_long_as_the_model_reads(family):
+    encoder = made(family)
+    batch = encoder.batch([[5] * encoder.longest])
+    assert bool(encoder.represent(batch).features.isfinite().all())
+    if family not in ("deberta-v2", "modernbert"):  # whose places are relative, and may be more
+        with pytest.raises((IndexError, RuntimeError)):
+            encoder.trunk(torch.full((1, encoder.longest + 1), 5))
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -133,6 +153,27 @@ def test_a_copy_has_weights_of_its_own():
     assert other.processor is encoder.processor
 
 
+@pytest.mark.parametrize("family", ["bert", "vit-mae"])
+def test_an_upcycled_model_is_adapted_like_another(tmp_path, family):
+    dense = made(family)
+    words = {"experts": 4, "router": "top-k", "k": 2, "layers": "last:1"}
+    model = moiety.upcycle(dense.model, balance={"switch": 1.0}, **words)
+    encoder = Encoder.load(model.eval(), processor=dense.processor)
+    batch = encoder.batch(rows_for(encoder))
+    mask = encoder.mask(batch, generator())
+    found = encoder.masked(batch, mask)
+    torch.testing.assert_close(found.loss, dense.masked(batch, mask).loss)
+    if family == "vit-mae":  # whose own loss holds that of the balance when it is trained
+        own = model.train()(pixel_values=batch["pixel_values"], noise=mask).loss
+        assert own.item() > found.loss.item() + 0.1
+        torch.testing.assert_close(encoder.masked(batch, mask).loss, found.loss)
+        model.eval()
+    encoder.save(tmp_path)
+    again = Encoder.load(tmp_path)
+    assert again.made == []
+    assert torch.equal(again.masked(batch, mask).predictions, found.predictions)
+
+
 # -- text -----------------------------------------------------------------------------------------
 
 
@@ -163,6 +204,7 @@ def test_rows_of_ids_and_texts_make_the_same_batch():
 
 def test_roberta_keeps_two_places_for_itself():
     assert made("bert").longest == 24
+    assert made("roberta").longest == 23  # padding is token 0
     encoder = Encoder.load(
         T.RobertaForMaskedLM(T.RobertaConfig(**{**tiny.TEXT, "pad_token_id": 1})),
         processor=tiny.tokenizer(),

@@ -111,6 +111,13 @@ class Encoder(ABC):
     def input_key(self) -> str:
         """Say all that decides how raw examples become tensors: a part of a cache's key."""
 
+    def sees_padding(self) -> bool:
+        """Whether what is beside an example in its batch changes its representation.
+
+        If it does, no representation can be kept for another batch.
+        """
+        return False
+
     # -- what all share ---------------------------------------------------------------------------
 
     @property

@@ -16,6 +16,7 @@ from .encoders import Batch, Encoder, Masked, Represented
 from .masks import mean_over_masked, token_mask
 
 LENGTH = 128  # tokens of a row where nothing else is said
+ENDLESS = 10**6  # tokens
 NONE = -100  # the target that cross_entropy leaves out
 
 
@@ -108,6 +109,25 @@ class TextEncoder(Encoder):
         features = self.trunk(input_ids=batch["input_ids"], attention_mask=real)[0]
         return Represented(features, real.bool())
 
+    @torch.no_grad()
+    def sees_padding(self) -> bool:
+        """Measured: whether a text is represented otherwise beside a longer one.
+
+        Models that do not mask (FNet), or convolve over tokens (ConvBERT), do.
+        """
+        length = min(self.longest, 12)
+        lots = torch.Generator().manual_seed(0)
+        drawn = torch.randint(len(self.words), (2, length), generator=lots)
+        long, short = (torch.tensor(self.words)[row].tolist() for row in drawn)
+        short = short[: length // 2]
+        modes = {part: part.training for part in self.model.modules()}
+        self.model.eval()
+        alone = self.represent(self.batch([short])).features[0]
+        beside = self.represent(self.batch([short, long])).features[0, : len(short)]
+        for part, training in modes.items():
+            part.training = training
+        return not torch.allclose(alone, beside, rtol=1e-3, atol=1e-3 * float(alone.std()))
+
     def input_key(self) -> str:
         return json.dumps({"kind": "text", "pad": self.pad})
 
@@ -132,7 +152,9 @@ def longest_input(model: Any, tokenizer: Any) -> int:
     places = getattr(model.config, "max_position_embeddings", None)
     limits = [places, getattr(tokenizer, "model_max_length", None)]
     for part in model.base_model.modules():
-        # RoBERTa counts its places from behind the padding's.
-        if isinstance(part, nn.Embedding) and part.num_embeddings == places and part.padding_idx:
+        if not isinstance(part, nn.Embedding) or part.num_embeddings != places:
+            continue
+        if part.padding_idx is not None:  # RoBERTa counts its places from behind the padding's
             limits += [places - part.padding_idx - 1]
-    return min((limit for limit in limits if limit and limit > 0), default=512)
+    # Some tokenizers have a huge number for "no limit".
+    return min((limit for limit in limits if limit and 0 < limit < ENDLESS), default=LENGTH)
