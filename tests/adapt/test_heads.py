@@ -1,8 +1,11 @@
 """A head that is missing: made, warmed up alone, killed and gone on, and the same for all arms."""
 
+import warnings
+
 import pytest
 import tiny
 import torch
+import transformers as T
 
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.heads import only_made, warm_up
@@ -140,13 +143,18 @@ def test_freezing_ends_with_an_error(tmp_path):
 
 
 def test_a_new_model_knows_where_its_patches_are():
-    model = tiny.vit_mae()
-    kept = model.vit.embeddings.cls_token.clone(), model.vit.embeddings.patch_embeddings
-    weight = kept[1].projection.weight.clone()
-    for table in (model.vit.embeddings.position_embeddings, model.decoder.decoder_pos_embed):
-        torch.nn.init.zeros_(table)
+    model = T.ViTMAEForPreTraining(tiny.vit_mae().config)
+    with pytest.warns(UserWarning, match="reads its patches in no order"):
+        Encoder.load(model)
+    embeddings = model.vit.embeddings
+    token, weight = embeddings.cls_token.clone(), embeddings.patch_embeddings.projection.weight
+    before = weight.clone()
     place_patches(model)
-    for table in (model.vit.embeddings.position_embeddings, model.decoder.decoder_pos_embed):
+    for table in (embeddings.position_embeddings, model.decoder.decoder_pos_embed):
         assert len(table[0].unique(dim=0)) == 10
-    assert torch.equal(model.vit.embeddings.cls_token, kept[0])
-    assert torch.equal(kept[1].projection.weight, weight)
+        assert not table.requires_grad
+    assert torch.equal(embeddings.cls_token, token)
+    assert torch.equal(weight, before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Encoder.load(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +19,20 @@ from .encoders import Encoder
 
 WANTED = "adaptation takes masked encoders, such as BERT, RoBERTa and ViT-MAE"
 
+NOWHERE = (
+    "the position table of this ViT-MAE is zero, so that it reads its patches in no order: call "
+    "moiety.adapt.place_patches(model) on a new model, before it is trained"
+)
+
 
 def load_encoder(
     source: str | Path | nn.Module, *, processor: Any = None, seed: int = 0
 ) -> Encoder:
     """The model of a folder or one in memory, as an `Encoder`."""
+    model: Any
+    made: list[str] = []
     if isinstance(source, nn.Module):
-        model, made = source, list[str]()
+        model = source
         door = _door(getattr(source, "config", None), type(source).__name__)
         if not isinstance(source, door):
             raise ValueError(
@@ -37,6 +45,8 @@ def load_encoder(
     if _is_image(model.config):
         from .images import ImageEncoder
 
+        if not model.vit.embeddings.position_embeddings.any():
+            warnings.warn(NOWHERE, stacklevel=3)
         return ImageEncoder(model, processor or _image_processor(source), made)
     from .text import TextEncoder
 

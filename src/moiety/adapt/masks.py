@@ -22,16 +22,15 @@ def token_mask(
     Every maskable token is chosen with probability `rate`; a text in which none was gets the one
     with the lowest lot, or its loss would be a mean over nothing.
     """
-    shape, device = ids_BL.shape, ids_BL.device
-    lots = torch.rand(shape, generator=generator, device=generator.device).to(device)
-    fates = torch.rand(shape, generator=generator, device=generator.device).to(device)
-    drawn = torch.randint(
-        len(words), shape, generator=generator, device=generator.device, dtype=torch.long
-    ).to(device)
+    shape, device, source = ids_BL.shape, ids_BL.device, generator.device
+    lots = torch.rand(shape, generator=generator, device=source).to(device)
+    fates = torch.rand(shape, generator=generator, device=source).to(device)
+    drawn = torch.randint(len(words), shape, generator=generator, device=source)
+    others = words.to(source)[drawn].to(device)
     lots = lots.masked_fill(~maskable_BL, 2.0)
     lowest = lots == lots.amin(1, keepdim=True)
     chosen = ((lots < rate) | lowest) & maskable_BL
-    shown = torch.where(fates < HIDDEN + OTHER, words[drawn], ids_BL)
+    shown = torch.where(fates < HIDDEN + OTHER, others, ids_BL)
     shown = shown.masked_fill(fates < HIDDEN, mask_token)
     return torch.where(chosen, shown, -1)
 

@@ -30,7 +30,8 @@ class TextEncoder(Encoder):
         check_tokenizer(model, processor)
         self.longest = longest_input(model, processor)
         self.special = sorted(set(processor.all_special_ids))
-        self.words = sorted(set(processor.get_vocab().values()) - set(self.special))
+        words = sorted(set(processor.get_vocab().values()) - set(self.special))
+        self.words = torch.tensor(words)  # that may be shown in the place of another
         known = (processor.pad_token_id, getattr(model.config, "pad_token_id", None), 0)
         self.pad = next(id for id in known if id is not None)
 
@@ -91,9 +92,8 @@ class TextEncoder(Encoder):
 
     def mask(self, batch: Batch, generator: torch.Generator) -> Tensor:
         ids = batch["input_ids"]
-        words = torch.tensor(self.words, device=ids.device)
         maskable = ~batch["special_tokens_mask"].bool()
-        return token_mask(ids, maskable, words, self.processor.mask_token_id, generator)
+        return token_mask(ids, maskable, self.words, self.processor.mask_token_id, generator)
 
     def masked(self, batch: Batch, mask: Tensor) -> Masked:
         ids, where = batch["input_ids"], mask >= 0
@@ -118,8 +118,7 @@ class TextEncoder(Encoder):
         length = min(self.longest, 12)
         lots = torch.Generator().manual_seed(0)
         drawn = torch.randint(len(self.words), (2, length), generator=lots)
-        long, short = (torch.tensor(self.words)[row].tolist() for row in drawn)
-        short = short[: length // 2]
+        long, short = self.words[drawn[0]], self.words[drawn[1, : length // 2]]
         modes = {part: part.training for part in self.model.modules()}
         self.model.eval()
         alone = self.represent(self.batch([short])).features[0]
