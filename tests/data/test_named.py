@@ -1,17 +1,20 @@
 """The built-in sets: the catalogue, and the real files where they are."""
 
+import io
 import os
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
+from PIL import Image
 
 from moiety.data import load_problem
 from moiety.data.catalogue import NAMED
-from moiety.data.formats import _idx, read_cifar, read_usps
-from moiety.data.named import find
+from moiety.data.formats import _idx, lines, omniglot, read_cifar, read_usps
+from moiety.data.named import find, load_texts
 from moiety.data.published import ADULT_COLUMNS
 
 DATA = Path(os.environ.get("MOIETY_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -23,6 +26,7 @@ SIZES = {
     "usps": (9298, 10),
     "kmnist": (10000, 10),
     "pneumoniamnist": (5856, 2),
+    "omniglot": (4840, 242),
     "adult": (48842, 2),
     "tweeteval-emotion": (5052, 4),
     "semeval2018-emotions": (10983, 2),
@@ -162,6 +166,60 @@ def test_usps_in_the_format_of_libsvm_by_hand():
     pictures = read_usps(lambda name: f"{line}\n".encode())
     assert pictures.ids.tolist() == [9, 9]
     assert pictures.images[0, 0, 0, :4].tolist() == [0, 255, 0, 255]
+
+
+def drawings(*names, side=105):
+    """An archive in which every drawing is as grey as its number."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr(f"set/{names[0].rsplit('/', 1)[0]}/", b"")
+        for name in names:
+            one = io.BytesIO()
+            grey = int(name.split("_")[1])
+            Image.fromarray(np.full((side, side), grey, np.uint8)).save(one, "png")
+            archive.writestr(f"set/{name}.png", one.getvalue())
+    return stream.getvalue()
+
+
+def test_omniglot_by_hand_is_split_by_who_drew():
+    content = {
+        "a": drawings("Greek/character02/0002_16", "Greek/character01/0001_15"),
+        "b": drawings("Greek/character01/0001_15", "Latin/character01/0009_03"),  # one again
+    }
+    pictures = omniglot(["a", "b"])(content.__getitem__)
+    assert pictures.images.shape == (3, 1, 105, 105)
+    assert [pictures.classes[id] for id in pictures.ids] == [
+        "Greek/character01",
+        "Greek/character02",
+        "Latin/character01",
+    ]
+    assert pictures.images[:, 0, 0, 0].tolist() == [15, 16, 3]
+    assert list(pictures.given) == ["train", "test", "train"]
+    with pytest.raises(ValueError, match="drawings are of 105×105"):
+        omniglot(["a"])(lambda _: drawings("Greek/character02/0002_16", side=9))
+
+
+def test_omniglot_has_15_drawings_of_a_character_to_train_on_and_5_to_test():
+    need("omniglot")
+    problem = load_problem("omniglot", data_dir=DATA)
+    both = sum(len(problem.splits[part]) for part in ("train", "validation"))
+    assert (both, len(problem.test)) == (242 * 15, 242 * 5)
+    assert set(np.bincount(problem.test.targets["class"])) == {5}
+
+
+def test_texts_without_labels_by_hand():
+    assert lines("a")(lambda name: f"{name} é\n\n b \n".encode()).texts == ["a é", "b"]
+
+
+def test_texts_without_labels_are_no_problem_to_learn():
+    need("imdb-text")
+    texts = load_texts("imdb-text", DATA)
+    assert len(texts) == 40000 and all(texts)
+    assert sum(len(text.split()) for text in texts) == 9265493  # as its README counts them
+    with pytest.raises(ValueError, match=r"imdb-text has no labels.*pre-train on it"):
+        load_problem("imdb-text", data_dir=DATA)
+    with pytest.raises(ValueError, match=r"chemprot has labels; load it with load_problem"):
+        load_texts("chemprot", DATA)
 
 
 def test_a_problem_prints_its_sizes_and_no_tensor():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import formats
-from .formats import Content, Pictures, Table
+from .formats import Content, Lines, Pictures, Table
 from .problem import Kind
 from .published import (
     ADULT,
@@ -24,6 +24,7 @@ from .published import (
     KMNIST,
     KMNIST_CLASSES,
     MNIST,
+    OMNIGLOT,
     TORCHVISION,
     TWEETEVAL,
     File,
@@ -40,7 +41,7 @@ class Layout:
 
     folders: tuple[str, ...]  # below the data folder; downloads go to the first
     files: tuple[File, ...]
-    read: Callable[[Content], Pictures | Table]
+    read: Callable[[Content], Pictures | Table | Lines]
     archive: File | None = None  # a .tar.gz that holds the files
     note: str = ""  # what to know of the data in this layout
 
@@ -56,6 +57,7 @@ class Named:
     layouts: tuple[Layout, ...]  # none: it comes with a package
     cited: str = ""  # where the checksums of the downloads were published
     read: Callable[[Content], Pictures | Table] | None = None
+    labelled: bool = True  # no: texts to pre-train on, see `load_texts`
 
 
 def _scibert(name: str, title: str, size: str, train: str, dev: str, test: str) -> Named:
@@ -203,6 +205,14 @@ NAMED: dict[str, Named] = {
         ),
         cited="medmnist/info.py, github.com/MedMNIST/MedMNIST",
     ),
+    "omniglot": Named(
+        "image",
+        "characters of 8 alphabets, each drawn by 20 people, 105×105",
+        "3630 + 1210",
+        "https://github.com/brendenlake/omniglot",
+        (Layout(("omniglot",), OMNIGLOT, formats.omniglot([file.name for file in OMNIGLOT])),),
+        cited="the tree of commit 057f034 of github.com/brendenlake/omniglot",
+    ),
     "adult": Named(
         "table",
         "does a person earn more than 50K? (targets income, never_married)",
@@ -244,6 +254,20 @@ NAMED: dict[str, Named] = {
                 ),
             ),
         ),
+    ),
+    "imdb-text": Named(
+        "text",
+        "film reviews without labels, one a line: the first of train/unsup, to pre-train on",
+        "40000",
+        "https://ai.stanford.edu/~amaas/data/sentiment/",
+        (
+            Layout(
+                ("imdb-text",),
+                (File("unsup40k.txt", ("7516502c96dbd67439d3039e8e7c89e4",)),),
+                formats.lines("unsup40k.txt"),
+            ),
+        ),
+        labelled=False,
     ),
     "tweeteval-emotion": Named(
         "text",

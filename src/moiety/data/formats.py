@@ -1,7 +1,7 @@
 """The file formats of the built-in sets.
 
 A reader gets `content`, which gives the checked and unpacked bytes of a file by its name, and
-returns `Pictures` or `Table`.
+returns `Pictures`, `Table` or, of texts without labels, `Lines`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,13 @@ class Table:
     targets: Sequence[str]
     text: str | None = None
     made: Sequence[str] = ()
+
+
+@dataclass
+class Lines:
+    """Texts without labels, to pre-train on."""
+
+    texts: list[str]
 
 
 def _join(parts: dict[str, tuple[np.ndarray, np.ndarray]], classes: Sequence[str]) -> Pictures:
@@ -145,6 +153,43 @@ def _mosaic(data: bytes) -> np.ndarray:
     return tiles.reshape(-1, 3, 32, 32)
 
 
+def omniglot(files: Sequence[str], drawn: int = 15) -> Callable[[Content], Pictures]:
+    """A reader of Omniglot's archives, of which several may hold the same alphabet.
+
+    Twenty people drew each character of an alphabet once: the drawings of the first `drawn` are
+    the training split, those of the others, whose hands nobody has seen then, the test.
+    """
+
+    def read(content: Content) -> Pictures:
+        images: dict[tuple[str, int], np.ndarray] = {}
+        for file in files:
+            with zipfile.ZipFile(io.BytesIO(content(file))) as archive:
+                for member in archive.infolist():
+                    if member.filename.endswith(".png"):
+                        _, alphabet, character, name = member.filename.split("/")
+                        place = f"{alphabet}/{character}", int(name[:-4].split("_")[1])
+                        images[place] = _drawing(archive, member)
+        places = sorted(images)
+        classes = sorted({character for character, _ in places})
+        ids = np.searchsorted(classes, [character for character, _ in places])
+        given = np.where([drawer <= drawn for _, drawer in places], "train", "test")
+        return Pictures(np.stack([images[place] for place in places]), ids, classes, given)
+
+    return read
+
+
+def _drawing(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """One image of 105×105 pixels, uint8 [1, 105, 105], black on white."""
+    from PIL import Image
+
+    if member.file_size > 2**20:
+        raise ValueError(f"{member.filename} is no drawing: it has {member.file_size} bytes")
+    image = Image.open(io.BytesIO(archive.read(member)))
+    if image.size != (105, 105):
+        raise ValueError(f"{member.filename} is of {image.size} pixels; drawings are of 105×105")
+    return np.asarray(image.convert("L"))[None]
+
+
 def read_usps(content: Content) -> Pictures:
     """USPS as LIBSVM has it: "label 1:value … 256:value" with labels 1 to 10, values −1 to 1."""
 
@@ -203,6 +248,16 @@ def tweeteval(content: Content) -> Table:
         labels = [names[id] for id in content(f"{word}_labels.txt").decode().split()]
         frames[split] = pandas.DataFrame({"text": texts[: len(labels)], "label": labels})
     return _stack(frames, ["label"], "text")
+
+
+def lines(file: str) -> Callable[[Content], Lines]:
+    """A reader of texts, one a line; empty lines are left out."""
+
+    def read(content: Content) -> Lines:
+        texts = (line.strip() for line in content(file).decode().split("\n"))
+        return Lines([text for text in texts if text])
+
+    return read
 
 
 def jsonl(content: Content) -> Table:

@@ -1,6 +1,7 @@
 """Built-in sets: find their files, check them, fetch what may be fetched, and load them.
 
     load_named("mnist", data_dir="data")
+    load_texts("imdb-text")                      # of a set without labels
     get("mnist")                                 # into the user's cache, with checksums
 
 Files are looked for in `data_dir`, then in the folder MOIETY_DATA names, then in the user's cache.
@@ -18,7 +19,7 @@ from typing import Any
 from ..tables import PACKED, open_packed
 from .catalogue import NAMED, Layout, Named
 from .download import Progress, download, unpack
-from .formats import Pictures
+from .formats import Lines, Pictures
 from .frame import from_frame
 from .images import from_images
 from .problem import Problem
@@ -26,7 +27,17 @@ from .published import File
 from .targets import near
 
 LIMIT = 2**30  # bytes of one file, unpacked
-__all__ = ["NAMED", "Found", "cache", "find", "get", "how_to_get", "load_named", "roots"]
+__all__ = [
+    "NAMED",
+    "Found",
+    "cache",
+    "find",
+    "get",
+    "how_to_get",
+    "load_named",
+    "load_texts",
+    "roots",
+]
 
 
 @dataclass
@@ -113,11 +124,15 @@ def load_named(
     """Load a built-in set."""
     named, found = known(name), find(name, data_dir)
     if named.read is not None:
-        raw = named.read(lambda name: b"")
-    elif found is not None:
-        raw = found.layout.read(found.content)
+        raw: Any = named.read(lambda name: b"")
     else:
-        raise MissingData(f"{name} is not here; {how_to_get(name, data_dir)}")
+        found = _here(name, data_dir)
+        if not named.labelled:
+            raise ValueError(
+                f"{name} has no labels, so there is nothing to predict; pre-train on it, or name "
+                "a set with labels"
+            )
+        raw = found.layout.read(found.content)
     split: dict[str, Any] = {"given": raw.given, "seed": seed, "max_examples": max_examples}
     if isinstance(raw, Pictures):
         if targets and list(targets) != ["class"] and targets != "class":
@@ -133,6 +148,23 @@ def load_named(
     if found is not None and found.layout.note:
         problem.notes.insert(1, f"note: {found.layout.note}")
     return problem
+
+
+def load_texts(name: str, data_dir: str | Path | None = None) -> list[str]:
+    """The texts of a built-in set without labels."""
+    if known(name).labelled:
+        raise ValueError(f"{name} has labels; load it with load_problem({name!r})")
+    found = _here(name, data_dir)
+    raw = found.layout.read(found.content)
+    assert isinstance(raw, Lines)
+    return raw.texts
+
+
+def _here(name: str, data_dir: str | Path | None) -> Found:
+    found = find(name, data_dir)
+    if found is None:
+        raise MissingData(f"{name} is not here; {how_to_get(name, data_dir)}")
+    return found
 
 
 def how_to_get(name: str, data_dir: str | Path | None = None) -> str:

@@ -108,6 +108,18 @@ CIFAR_MOSAICS = {
     "test_00000-09999.webp": "62b68d7974a6634a4e85e3dcdfea3b39",
 }
 
+OMNIGLOT = files_at(  # the small background sets, which share two alphabets
+    "https://raw.githubusercontent.com/brendenlake/omniglot/"
+    "057f034baf2ecb8530bc5710e5a23584d2a519cc/python/",
+    {
+        name: (name, sum)
+        for name, sum in {
+            "images_background_small1.zip": "e704a628b5459e08445c13499850abc4",
+            "images_background_small2.zip": "b75a71a51d3b13f821f212756fe481fd",
+        }.items()
+    },
+)
+
 ADULT_COLUMNS = (
     "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
     "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week",
