@@ -9,17 +9,18 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+import rows
 import tiny
 import torch
 from torch.nn import functional as F
 
+import moiety
 from moiety.adapt.classifier import Classifier
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.finetune import finetune
 from moiety.adapt.labelled import read_labelled
 from moiety.adapt.scores import scores
 from moiety.adapt.tuning import TuneRecipe, Tuning
-from moiety.hf import upcycle
 
 
 @dataclass
@@ -227,10 +228,10 @@ def test_a_planted_test_file_that_raises_is_not_opened_before_the_end(tmp_path):
 
 def test_a_path_or_what_is_read_from_it_brings_its_splits(tmp_path):
     for name, count, seed in (("train", 20, 0), ("dev", 8, 1), ("test", 6, 2)):
-        rows = sentences(count, seed=seed)
+        found = sentences(count, seed=seed)
         lines = (
             json.dumps({"text": text, "label": f"c{label}"})
-            for text, label in zip(rows.rows, rows.labels.tolist())
+            for text, label in zip(found.rows, found.labels.tolist())
         )
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     encoder = text_encoder()
@@ -340,6 +341,46 @@ def test_a_fresh_python_with_transformers_alone_gives_the_told_logits(tmp_path):
     assert run.returncode == 0, run.stderr
 
 
+# -- encoders with experts -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_an_upcycled_encoder_keeps_its_experts(kind, tmp_path):
+    torch.manual_seed(0)
+    encoder = rows.upcycled(kind)  # also the decoder of images, which a classifier has not
+    data = sentences() if kind == "text" else pictures()
+    classifier = Classifier.build(encoder, 3)
+    mixed = [part for part in classifier.model.modules() if isinstance(part, moiety.MoE)]
+    assert len(mixed) == 2 and classifier.distance(encoder) == 0
+    for one in (encoder.model, classifier.model):
+        one.eval()
+    if kind == "image":
+        batch, head = encoder.batch(data.rows), classifier.model.classifier
+        made = F.linear(encoder.represent(batch).cls, head.weight, head.bias)
+        assert torch.allclose(classifier.logits(batch), made, atol=1e-6)
+    tuned = tune(encoder, data, out=tmp_path, method="mars", options={"radius": 0.05})
+    loaded = moiety.load(tmp_path / "classifier").eval()
+    inputs = classifier.inputs(encoder.batch(data.take(torch.arange(8))))
+    assert torch.allclose(loaded(**inputs).logits, torch.tensor(tuned.sample), atol=1e-5)
+
+
+def test_the_balance_losses_of_experts_are_trained_once():
+    found = []
+    for balance in (0.0, 10.0):
+        torch.manual_seed(0)
+        encoder, data = rows.upcycled("text", balance=balance), sentences()
+        classifier = Classifier.build(encoder, 3)
+        recipe = TuneRecipe(steps=1, batch=5, lr=1e-3, method="r3f", options={"weight": 1e-9})
+        course = Tuning(classifier, data, data.labels, recipe, seed=0)
+        classifier.model.eval()  # no dropout
+        inputs = classifier.inputs(encoder.batch(data.take(torch.arange(5))))
+        found.append(float(course.loss(inputs, data.labels[:5]).detach()))
+        with moiety.watch(classifier.model) as routes:
+            classifier.model(**inputs)
+            terms = float(routes.loss().detach())
+    assert found[1] - found[0] == pytest.approx(terms, rel=1e-4) and terms > 1
+
+
 # -- scores and bad input --------------------------------------------------------------------------
 
 
@@ -391,13 +432,6 @@ def test_bad_input_is_refused_in_one_sentence(words, said):
 def test_a_loss_that_is_no_number_says_so():
     with pytest.raises(ValueError, match="lower the learning rate"):
         tune(lr=1e30)
-
-
-def test_an_encoder_with_experts_is_refused():
-    encoder = text_encoder()
-    encoder.model = upcycle(encoder.model, experts=2, layers="last:1", probe=encoder.batch(["w1"]))
-    with pytest.raises(ValueError, match="with experts cannot be fine-tuned yet"):
-        tune(encoder)
 
 
 def test_defaults_are_those_of_the_digest():

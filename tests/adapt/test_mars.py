@@ -24,7 +24,7 @@ def test_two_steps_by_hand():
     optimizer.step()
     ball.project()
     first = torch.tensor([[0.5, 2.25, 3.25], [-0.3, 0.3, -0.3]], dtype=torch.float64)
-    assert torch.allclose(w, first, atol=1e-10) and float(bias) == -6.5  # one axis: free
+    assert torch.allclose(w, first, atol=1e-10) and bias.item() == -6.5  # one axis: free
     # Row 1 from there by (0, 0, 1): (-0.5, 0.25, 1.25) from the start, of sum 2: a half of it.
     # Row 2 from there by (-0.3, 0, 0.1): (-0.6, 0.3, -0.2), of sum 1.1.
     w.grad = torch.tensor([[0.0, 0.0, -1.0], [0.3, 0.0, -0.1]], dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_a_row_that_never_moved_stays_finite():
     ball = Mars([w], radius=0.5)
     w.data[1] += 3
     ball.project()
-    assert torch.equal(w[0], torch.zeros(2, dtype=torch.float64)) and float(w[1, 0]) == 1.25
+    assert torch.equal(w[0], torch.zeros(2, dtype=torch.float64)) and w[1, 0].item() == 1.25
 
 
 def test_rows_of_a_convolution_an_expert_and_a_token():

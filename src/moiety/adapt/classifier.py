@@ -2,7 +2,8 @@
 
     classifier = Classifier.build(encoder, classes=4, seed=0)
     classifier.logits(encoder.batch(texts))                  # [B, 4]
-    classifier.save("classifier/")                           # for transformers alone to load
+    classifier.save("classifier/")                           # for transformers alone to load, or,
+                                                             # with experts, for `moiety.load`
 
 The head reads the class token. The trunk's weights are copies of the encoder's, bit for bit; what
 the encoder has not (the head, and a pooler where the class has one) is fresh, by the seed.
@@ -19,6 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..hf.place import describe_mixtures
+from ..hf.transformers_hook import VERSION, build, here, put_buffer
+from ..hf.upcycle import wire
 from ..moe import MoE
 from ..train import seeded
 from .encoders import Batch, Encoder
@@ -50,8 +54,6 @@ class Classifier:
         count = len(names) if names else int(classes)  # type: ignore[arg-type]
         if count < 2:
             raise ValueError(f"a classifier needs at least two classes, got {count}")
-        if any(isinstance(part, MoE) for part in encoder.trunk.modules()):
-            raise ValueError("an encoder with experts cannot be fine-tuned yet; give a dense one")
         config = _config(encoder, count, names, dropout)
         with seeded(seed):
             model = (
@@ -59,9 +61,12 @@ class Classifier:
                 if encoder.kind == "text"
                 else (_door(encoder)(config))
             )
-        missing, unknown = model.base_model.load_state_dict(
-            encoder.trunk.state_dict(), strict=False
-        )
+        unsaved = _mix(model, encoder)
+        state = {
+            name: tensor.detach().clone() for name, tensor in encoder.trunk.state_dict().items()
+        }
+        # Assigned, because the experts of a new mixture have no memory yet.
+        missing, unknown = model.base_model.load_state_dict(state, strict=False, assign=True)
         if unknown:
             raise ValueError(
                 f"{type(model).__name__} has no place for {unknown[0]} of the encoder; save the "
@@ -71,7 +76,9 @@ class Classifier:
         lacking = {f"{model.base_model_prefix}.{name}" for name in missing}
         fresh = [n for n, p in model.named_parameters() if n in lacking or id(p) not in inside]
         dtype = next(encoder.trunk.parameters()).dtype
-        return cls(model.to(device=encoder.device, dtype=dtype), encoder, fresh)
+        model.to(device=encoder.device, dtype=dtype)
+        _wire(model, unsaved)
+        return cls(model, encoder, fresh)
 
     @property
     def processor(self) -> Any:
@@ -125,7 +132,9 @@ def _door(encoder: Encoder) -> Any:
 
 def _config(encoder: Encoder, count: int, names: list[str] | None, dropout: float | None) -> Any:
     """The encoder's config, as that of the classifier's class."""
-    config = copy.deepcopy(encoder.model.config)
+    config = copy.copy(encoder.model.config)
+    config.__dict__.pop("quantization_config", None)  # where mixtures of the encoder are described
+    config = copy.deepcopy(config)
     if encoder.kind == "image":
         wanted: Any = _door(encoder).config_class
         known = wanted().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
@@ -144,7 +153,22 @@ def _config(encoder: Encoder, count: int, names: list[str] | None, dropout: floa
     return config
 
 
-def label_groups(classifier: Classifier, weight_decay: float) -> Iterator[dict[str, Any]]:
+def _mix(model: Any, encoder: Encoder) -> dict[str, Tensor]:
+    """Put mixtures where the trunk of an upcycled encoder has them; what its state lacks."""
+    if not any(isinstance(part, MoE) for part in encoder.trunk.modules()):
+        return {}
+    return build(model, here(model, describe_mixtures(encoder.trunk), VERSION))
+
+
+def _wire(model: Any, unsaved: Mapping[str, Tensor]) -> None:
+    """Make the mixtures of a classifier work: padding, balance losses."""
+    for name, value in unsaved.items():
+        put_buffer(model, name, value)
+    if any(isinstance(part, MoE) for part in model.modules()):
+        wire(model)
+
+
+def parameter_groups(classifier: Classifier, weight_decay: float) -> Iterator[dict[str, Any]]:
     """Groups of parameters for an optimizer: trunk and fresh, decaying and not.
 
     Biases and norms do not decay, nor do class tokens and position tables of images, which have a

@@ -26,8 +26,9 @@ from .. import io
 from ..train.draws import step_seed
 from ..train.fit import seeded
 from ..train.state import read_state, state_bytes
-from .classifier import Classifier, label_groups
+from .classifier import Classifier, parameter_groups
 from .mars import Mars
+from .mixtures import balance_losses
 from .r3f import R3F
 from .recadam import RecAdam
 from .scores import score
@@ -140,7 +141,10 @@ class Tuning:
 
     def _optimizer(self) -> torch.optim.AdamW:
         """AdamW with its default betas, or RecAdam around the weights as they are."""
-        recipe, groups = self.recipe, list(label_groups(self.classifier, self.recipe.weight_decay))
+        recipe, groups = (
+            self.recipe,
+            list(parameter_groups(self.classifier, self.recipe.weight_decay)),
+        )
         if recipe.method != "recadam":
             return torch.optim.AdamW(groups, lr=recipe.lr)
         options = {name: recipe.option(name) for name in ("k", "t0", "strength")}
@@ -193,10 +197,13 @@ class Tuning:
         self.sum += loss.detach().double()  # read at the next check: a GPU need not wait
 
     def loss(self, inputs: dict[str, Tensor], labels: Tensor) -> Tensor:
-        """Cross-entropy and, for R3F, what noise changes."""
-        logits = self.classifier.model(**inputs).logits
+        """Cross-entropy, the balance of experts if there are any, and what noise changes in R3F."""
+        with balance_losses(self.classifier.model) as terms:
+            logits = self.classifier.model(**inputs).logits
         exact = torch.promote_types(logits.dtype, torch.float32)
         loss = F.cross_entropy(logits.to(exact), labels)
+        if terms:
+            loss = loss + torch.stack(terms).sum()
         if self.r3f and self.r3f.weight:
             noise = torch.Generator(self.device).manual_seed(self.lot(NOISE, self.step))
             loss = loss + self.r3f(self.classifier.model, inputs, logits, noise)
