@@ -1,0 +1,276 @@
+"""Further pre-training and self-distillation: who teaches whom, from which weights, how dearly."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from rows import encoder, labelled, moved, rows, same
+from torch.utils.data import TensorDataset
+
+from moiety.adapt.pretrain import further_pretrain, self_distill
+from moiety.adapt.recipe import Recipe, adamw
+
+KINDS = ("image", "text")
+SHORT = {"steps": 4, "batch": 6, "lr": 1e-2, "checks": 2}
+
+
+def state(encoder):
+    return {name: value.clone() for name, value in encoder.model.state_dict().items()}
+
+
+# -- what is trained -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_its_weight_self_distillation_is_further_pretraining(kind):
+    model, data = encoder(kind), rows(kind)
+    further = further_pretrain(model, data, **SHORT, seed=2)
+    none = self_distill(model, data, distill_weight=0.0, **SHORT, seed=2)
+    assert same(state(none.encoder), state(further.encoder))
+    assert not same(state(further.encoder), state(model))
+    full = self_distill(model, data, **SHORT, seed=2)
+    assert same(full.stages[0].state, further.stages[0].state)
+    assert not same(state(full.encoder), state(further.encoder))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_masked_term_the_decoder_is_untouched(kind):
+    model = encoder(kind)
+    made = self_distill(model, rows(kind), mae_weight=0.0, **SHORT).encoder
+    before, after = model.groups(), made.groups()
+    assert all(torch.equal(after.rest[name], p) for name, p in before.rest.items())
+    assert any(not torch.equal(after.trunk[name], p) for name, p in before.trunk.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_student_of_a_round_teaches_the_next(kind):
+    model, data = encoder(kind), rows(kind)
+    two = self_distill(model, data, rounds=2, **SHORT)
+    assert [stage.name for stage in two.stages] == ["further", "round-1", "round-2"]
+    further, first, second = (stage.state for stage in two.stages)
+    again = self_distill(model, data, teacher=first, **SHORT)
+    assert [stage.name for stage in again.stages] == ["round-1"]
+    assert same(again.stages[0].state, second)
+    other = self_distill(model, data, teacher=further, **SHORT)
+    assert same(other.stages[0].state, first)
+    assert not same(first, second)
+
+
+def test_every_student_starts_from_the_initial_weights():
+    model, data = encoder("text"), rows("text")
+    made = self_distill(model, data, rounds=2, held=rows("text", 8, seed=5), **SHORT)
+    starts = [stage.history[0] for stage in made.stages]
+    assert [line["distance"] for line in starts] == [0.0, 0.0, 0.0]
+    assert len({line["target"] for line in starts}) == 1
+    assert same(made.initial, state(model))
+    assert all(stage.history[-1]["distance"] > 0 for stage in made.stages)
+
+
+def test_a_heavy_second_term_brings_the_student_close_to_its_teacher():
+    model, data = encoder("image"), rows("image")
+    words = {"teacher": state(moved(model)), "steps": 30, "batch": 24, "lr": 3e-3, "checks": 30}
+    line = self_distill(model, data, distill_weight=10.0, **words).history
+    assert line[-1]["distill"] < 0.3 * line[1]["distill"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"match": "hidden"},
+        {"match": "prediction"},
+        {"match": "weights"},
+        {"match": "weights", "norm": "mars"},
+        {"mae_weight": 0.3},
+        {"distill_weight": 0.3},
+        {"distill_every": 2},
+        {"teacher": None},
+        {"teacher": None, "teacher_steps": 2},
+        {"rounds": 2},
+        {"lr": 1e-3},
+        {"weight_decay": 0.5},
+        {"batch": 5},
+        {"seed": 1},
+        {"cache_dtype": "bfloat16"},
+        {"precision": "bfloat16"},
+    ],
+    ids=str,
+)
+def test_every_option_changes_something(plain, other):
+    model, data, words, made = plain
+    assert not same(state(self_distill(model, data, **{**words, **other}).encoder), made)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """A model, its data, settings, and what becomes of it."""
+    torch.manual_seed(0)
+    model, data = encoder("image"), rows("image", 12)
+    words = {**SHORT, "steps": 3, "checks": 1, "teacher": state(moved(model))}
+    return model, data, words, state(self_distill(model, data, **words).encoder)
+
+
+def test_cached_and_online_targets_lead_to_the_same_place():
+    model, data = encoder("text"), rows("text")
+    cached = self_distill(model, data, **SHORT)
+    online = self_distill(model, data, cache=False, **SHORT)
+    assert [s.online for s in cached.stages] == [None, None]
+    assert [s.online for s in online.stages] == [None, "no cache is wanted"]
+    for name, value in state(online.encoder).items():
+        torch.testing.assert_close(state(cached.encoder)[name], value, rtol=1e-3, atol=1e-4)
+
+
+# -- from seed and step alone --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_gives_the_same_bits_and_leaves_the_world_alone(kind):
+    model, data = encoder(kind), rows(kind)
+    before, lots = state(model), torch.get_rng_state()
+    one = further_pretrain(model, data, **SHORT, seed=1)
+    assert same(state(model), before)
+    assert torch.equal(torch.get_rng_state(), lots)
+    torch.rand(7)
+    two = further_pretrain(model, data, **SHORT, seed=1)
+    assert same(one.stages[0].state, two.stages[0].state) and one.history == two.history
+
+
+def test_the_recipe_is_that_of_the_digest():
+    recipe = Recipe(steps=4, batch=2, lr=0.8)
+    assert [recipe.rate(step) for step in range(4)] == pytest.approx([0.8, 0.6, 0.4, 0.2])
+    model = encoder("image")
+    wide, thin = adamw(model, recipe).param_groups
+    assert wide["betas"] == (0.9, 0.95) and wide["weight_decay"] == 0.01
+    assert thin["weight_decay"] == 0.0 and {p.dim() for p in thin["params"]} == {1}
+    trained = [p for p in model.model.parameters() if p.requires_grad]
+    assert len(wide["params"]) + len(thin["params"]) == len(trained)
+    assert [s for s in range(11) if Recipe(steps=10, batch=1, lr=1.0, checks=3).checked(s)] == [
+        *(0, 4, 7, 10)
+    ]
+
+
+# -- the cost --------------------------------------------------------------------------------------
+
+
+def test_counted_flops_are_in_the_result():
+    model, data = encoder("image"), rows("image")
+    further = further_pretrain(model, data, **SHORT).flops
+    assert further["total"] == 4 * further["further"] > 0
+    cached = self_distill(model, data, **SHORT).flops
+    assert cached["further"] == further["further"]
+    one = cached["build"] / 24 * 6  # the teacher's pass over one batch
+    # The student's unmasked pass, forward and backward, is part of a cached step; the pixels need
+    # no gradient, so that it is a little less than three passes.
+    assert 2.8 * one < cached["cached"] - cached["further"] < 3 * one
+    assert cached["online"] == cached["cached"] + one
+    assert cached["total"] == 4 * cached["further"] + 4 * cached["cached"] + cached["build"]
+    online = self_distill(model, data, cache=False, **SHORT).flops
+    assert online["total"] == 4 * online["further"] + 4 * online["online"]
+    half = self_distill(model, data, distill_every=2, **SHORT).flops
+    assert half["cached"] == (cached["cached"] + cached["further"]) / 2
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+def test_from_a_folder_and_a_text_file(tmp_path):
+    tiny.FAMILIES["bert"]().save_pretrained(tmp_path / "bert")
+    tiny.tokenizer().save_pretrained(tmp_path / "bert")
+    (tmp_path / "new.txt").write_text("\n".join(tiny.texts(80)))
+    (tmp_path / "old.txt").write_text("\n".join(tiny.texts(60, seed=4)))
+    lines = [f"{text},{i % 2}" for i, text in enumerate(tiny.texts(60, seed=2))]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines]))
+    words = {"source": tmp_path / "old.txt", "labelled": tmp_path / "train.csv"}
+    heard = []
+    made = self_distill(
+        tmp_path / "bert",
+        tmp_path / "new.txt",
+        out=tmp_path / "out",
+        tick=lambda stage, share: heard.append((stage, share)),
+        **words,
+        **SHORT,
+    )
+    assert {"target", "source", "linear", "knn", "score", "distance"} <= set(made.history[-1])
+    assert [stage for stage, share in heard if share == 1.0] == [
+        "further",
+        "round-1, cache",
+        "round-1",
+    ]
+    lines = (tmp_path / "out" / "round-1" / "follow.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == made.history
+    made.encoder.save(tmp_path / "adapted")
+    loaded = type(made.encoder.model).from_pretrained(tmp_path / "adapted")
+    assert same(loaded.state_dict(), state(made.encoder))
+
+
+def test_images_in_memory_have_a_part_held_out():
+    data = TensorDataset(tiny.pictures(40))
+    made = further_pretrain(tiny.vit_mae(), data, labelled=labelled("image"), **SHORT)
+    assert {"target", "score"} <= set(made.history[-1])
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
+        ({"lr": -1.0}, ValueError, "lr must be a positive number, got -1.0"),
+        ({"weight_decay": -1.0}, ValueError, "weight_decay must be 0 or more"),
+        ({"stop": "loss"}, ValueError, "stop must be one of"),
+        ({"precision": "int8"}, ValueError, "precision must be one of"),
+        ({"rounds": 0}, ValueError, "rounds must be at least 1, got 0"),
+        ({"match": "logits"}, ValueError, "match must be one of"),
+        ({"speed": 3}, TypeError, "there is no option speed; there are held, source"),
+    ],
+)
+def test_bad_settings_are_refused(words, error, said):
+    with pytest.raises(error, match=said):
+        self_distill(encoder("image"), rows("image"), **{**SHORT, **words})
+
+
+def test_a_folder_of_another_adaptation_is_refused(tmp_path):
+    model, data = encoder("image"), rows("image")
+    further_pretrain(model, data, out=tmp_path, **SHORT)
+    with pytest.raises(ValueError, match=r"was begun with lr 0.01, not 0.5: give the same, or"):
+        further_pretrain(model, data, out=tmp_path, **{**SHORT, "lr": 0.5})
+    with pytest.raises(ValueError, match="was begun with input"):
+        further_pretrain(model, rows("image", seed=7), out=tmp_path, **SHORT)
+    with pytest.raises(ValueError, match="was begun with model"):
+        further_pretrain(moved(model), data, out=tmp_path, **SHORT)
+    with pytest.raises(ValueError, match="was begun with"):
+        self_distill(model, data, out=tmp_path, **SHORT)
+
+
+def test_a_loss_that_is_no_number_is_told():
+    with pytest.raises(ValueError, match=r"no longer a number .* lower the learning rate"):
+        further_pretrain(encoder("image"), rows("image"), **{**SHORT, "lr": 1e30})
+
+
+# -- killed ----------------------------------------------------------------------------------------
+
+FEW = "warm:2 step:2 save:3 line between chunk:2 cached taught:3 rounds end remove"
+MANY = (
+    "plan warm warm:2 warm:3 warmed initial step step:2 step:3 save save:2 saved saved:2 line "
+    "final between chunk chunk:2 chunk:3 written cached cached:2 taught taught:2 taught:3 kept "
+    "kept:2 rounds chunk:4 cached:3 taught:4 end end remove"
+)
+
+
+@pytest.mark.parametrize("places", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_it_ends_as_if_it_had_been_left_alone(tmp_path, places):
+    """In the warm-up, stage 1, the build of a cache, stage 2, between rounds and at the end."""
+    script = Path(__file__).with_name("killed_pretraining.py")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), str(tmp_path), places]
+    ran = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["survived"] == [], ran.stderr
+    assert found["last"] == 0, ran.stderr
+    assert found["differ"] == [] and found["files"] >= 11
