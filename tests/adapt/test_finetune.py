@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import rows
@@ -262,22 +263,27 @@ def test_killed_at_every_write_it_ends_in_the_same_files(method, tmp_path):
     words = {"method": method, "options": options, "save_every": 0.0, "checks": 2, "steps": 3}
     words |= {"validation": sentences(4, seed=1), "test": lambda: sentences(5, seed=2)}
 
-    def life(folder, write):
-        """One process that dies at its write of that number; tells whether it did."""
+    def life(folder, write, move=99):
+        """One process that dies at its write, or its move of a saved file, of that number."""
         child = os.fork()
         if child == 0:  # no import, no clean-up: what a kill leaves is all there is
             os.environ["MOIETY_FAULT"] = f"write:{write}"
+            moves, replace = iter(range(1, 100)), Path.replace
+            Path.replace = lambda *paths: (
+                os.kill(os.getpid(), signal.SIGKILL) if next(moves) == move else replace(*paths)
+            )
             tune(encoder, data, out=folder, **words)
             os._exit(0)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     told = tune(encoder, data, out=whole, **words)
-    kills = 0
-    for write in (2, 3, 3, 4, 2, 3, 3, 2):  # from where the last life left it
-        kills += life(killed, write)
+    # History; three states, each after the step of the one before; the classifier; its seconds,
+    # its result, and the final state.
+    lives = [(2, 99), (4, 99), (4, 99), (4, 99), (99, 2), (4, 99), (5, 99), (6, 99)]
+    assert all(life(killed, *place) for place in lives)
+    assert (killed / "result.json").exists() and not (killed / "final.safetensors").exists()
     tune(encoder, data, out=killed, **words)
-    assert kills >= 5
     assert files(killed) == files(whole)
     assert json.loads((whole / "result.json").read_text())["scores"] == told.scores
 
