@@ -17,6 +17,7 @@ from pathlib import Path
 import tiny
 import torch
 import transformers
+from rows import labelled
 
 from moiety.adapt import cache as caching
 from moiety.adapt.cache import Cache
@@ -55,7 +56,8 @@ def live(folder, model):
     encoder = Encoder.load(model, seed=0)
     texts = tiny.texts(24)
     words = {"steps": 5, "batch": 6, "lr": 1e-3, "checks": 2, "warm_steps": 3, "save_every": 0.0}
-    return self_distill(encoder, texts, rounds=2, seed=3, out=folder, **words)
+    probed = {"labelled": labelled("text"), "stop": "probe", "patience": 99}
+    return self_distill(encoder, texts, rounds=2, seed=3, out=folder, **words, **probed)
 
 
 def arm(place):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from rows import encoder, labelled, moved, rows, same
+from rows import Rows, encoder, labelled, moved, rows, same, upcycled
 from torch.utils.data import TensorDataset
 
+from moiety.adapt.labelled import read_labelled
 from moiety.adapt.pretrain import further_pretrain, self_distill
 from moiety.adapt.recipe import Recipe, adamw
 
@@ -153,6 +154,19 @@ def test_the_recipe_is_that_of_the_digest():
     ]
 
 
+def test_experts_are_trained_with_their_balance_losses_and_beside_the_teachers_routers():
+    ends = []
+    for balance, weight in ((0.0, 0.0), (1.0, 0.0), (0.0, 100.0)):
+        torch.manual_seed(0)
+        model = upcycled("text", balance)
+        made = self_distill(model, rows("text"), match_routing=weight, **SHORT)
+        assert "routing" in made.history[-1] or not weight
+        ends.append(state(made.encoder))
+    routers = [name for name in ends[0] if ".router." in name]
+    for other in ends[1:]:
+        assert not any(torch.equal(ends[0][name], other[name]) for name in routers)
+
+
 # -- the cost --------------------------------------------------------------------------------------
 
 
@@ -207,6 +221,17 @@ def test_from_a_folder_and_a_text_file(tmp_path):
     assert same(loaded.state_dict(), state(made.encoder))
 
 
+def test_the_test_split_is_never_opened(tmp_path):
+    lines = [f"{text},{i % 2}" for i, text in enumerate(tiny.texts(60, seed=2))]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines]))
+    (tmp_path / "test.csv").write_bytes(b"\x00\xff\xfe no table")
+    model = encoder("text")
+    made = self_distill(model, rows("text"), labelled=tmp_path, stop="probe", **SHORT)
+    assert "score" in made.history[-1]
+    with pytest.raises(ValueError, match=r"test\.csv"):  # had it been read
+        read_labelled(tmp_path, model).test()
+
+
 def test_images_in_memory_have_a_part_held_out():
     data = TensorDataset(tiny.pictures(40))
     made = further_pretrain(tiny.vit_mae(), data, labelled=labelled("image"), **SHORT)
@@ -245,6 +270,13 @@ def test_a_folder_of_another_adaptation_is_refused(tmp_path):
         further_pretrain(moved(model), data, out=tmp_path, **SHORT)
     with pytest.raises(ValueError, match="was begun with"):
         self_distill(model, data, out=tmp_path, **SHORT)
+
+
+def test_rows_without_examples_or_labels_are_refused():
+    with pytest.raises(ValueError, match="the data hold no example to train on"):
+        further_pretrain(encoder("image"), Rows([]), **SHORT)
+    with pytest.raises(ValueError, match="the rows to probe on have no labels"):
+        further_pretrain(encoder("image"), rows("image"), labelled=rows("image"), **SHORT)
 
 
 def test_a_loss_that_is_no_number_is_told():

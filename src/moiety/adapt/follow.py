@@ -112,6 +112,8 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 def chosen_labels(labelled: Any, seed: int) -> tuple[Tensor, Tensor]:
     """Labels from 0 on of at most `PROBED` examples, and which examples these are."""
+    if getattr(labelled, "labels", None) is None:
+        raise ValueError("the rows to probe on have no labels")
     labels = torch.as_tensor(labelled.labels).long()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     chosen = order[:PROBED].sort().values

@@ -112,19 +112,29 @@ class Objective:
     # -- the student ---------------------------------------------------------------------------
 
     def backward(
-        self, student: Encoder, batch: Batch, masks: Tensor, target: Target | None = None
+        self,
+        student: Encoder,
+        batch: Batch,
+        masks: Tensor,
+        target: Target | None = None,
+        half: bool = False,
     ) -> dict[str, Tensor]:
         """Add the gradients of one step, and tell the terms before their weights.
 
-        Without a target the step has the masked term alone. One backward pass for each of the two,
-        as in the authors' code: both graphs need not be in memory at once.
+        Without a target the step has the masked term alone; `half`: products in bfloat16. One
+        backward pass for each of the two, as in the authors' code: both graphs need not be in
+        memory at once.
         """
         told: dict[str, Tensor] = {}
         predicts = target is not None and self.match == "prediction"
         if self.mae_weight or predicts:
-            self._masked(student, batch, masks, target if predicts else None, told).backward()
+            with torch.autocast(student.device.type, torch.bfloat16, enabled=half):
+                loss = self._masked(student, batch, masks, target if predicts else None, told)
+            loss.backward()
         if target is not None and not predicts:
-            self._distilled(student, batch, target, told).backward()
+            with torch.autocast(student.device.type, torch.bfloat16, enabled=half):
+                loss = self._distilled(student, batch, target, told)
+            loss.backward()
         return told
 
     def _masked(

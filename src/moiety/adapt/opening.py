@@ -70,6 +70,8 @@ def open_course(
         encoder = encoder.to(options["device"])
     folder = None if out is None else Path(out)
     rows, held = _rows(data, encoder, seed, folder and folder / "corpus")
+    if not len(rows):
+        raise ValueError("the data hold no example to train on")
     held = held if options.get("held") is None else options["held"]
     source = labelled = None
     if options.get("source") is not None:

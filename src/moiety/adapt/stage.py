@@ -126,11 +126,10 @@ class Stage:
         lots = torch.Generator().manual_seed(step_seed(step_seed(self.seed, MASKS), self.step))
         masks = self.encoder.mask(batch, lots)
         self.optimizer.zero_grad()
-        with torch.autocast(self.encoder.device.type, torch.bfloat16, enabled=self.half):
-            target = None
-            if self.teacher is not None and self.objective.distills(self.step):
-                target = self.teacher.ask(rows, batch, masks)
-            told = self.objective.backward(self.encoder, batch, masks, target)
+        half, target = self.recipe.precision == "bfloat16", None
+        if self.teacher is not None and self.objective.distills(self.step):
+            target = self.teacher.ask(rows, batch, masks)
+        told = self.objective.backward(self.encoder, batch, masks, target, half)
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.step)
         self.optimizer.step()
@@ -179,7 +178,6 @@ class Stage:
         model = self.encoder.model
         model.load_state_dict(self.initial)
         self.optimizer = adamw(self.encoder, self.recipe)
-        self.half = self.recipe.precision == "bfloat16"
         if self.folder and (self.folder / "latest.safetensors").exists():
             self._restore(read_state(self.folder / "latest.safetensors"))
         if self.folder:  # lines that were written after the state are written again

@@ -66,6 +66,7 @@ class Cached(Teacher):
             free, _ = torch.cuda.mem_get_info(self.device)
             if self.cache.key.bytes < SHARE * free:
                 self.values = mapped.to(self.device)
+            self.encoder.to("cpu")  # its work is done
 
     @torch.no_grad()
     def represent(self, data: Any, rows: Tensor) -> Tensor:
