@@ -102,13 +102,13 @@ def test_the_closed_form_is_the_flow(problem, t):
 
 @pytest.mark.parametrize("t", [0, 2])
 def test_the_flow_is_where_small_steps_of_gradient_descent_go(t):
-    linear, time, steps = draw(torch.Generator().manual_seed(5)), 2.0, 4000
+    linear, time, steps = draw(torch.Generator().manual_seed(5)), 2.0, 1500
     w = linear.start(t)
     for _ in range(steps):
         w.requires_grad_()
         loss = (linear.design.T @ w - linear.targets_PN.flatten()).square().sum() / 2
         w = w.detach() - time / steps * torch.autograd.grad(loss, w)[0]
-    assert torch.allclose(linear.tuned(t, time), w, atol=1e-3)
+    assert torch.allclose(linear.tuned(t, time), w, atol=3e-3)
     assert not torch.allclose(linear.tuned(2 - t, time), w, atol=1e-2)  # of another start
 
 
