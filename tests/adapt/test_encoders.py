@@ -202,6 +202,26 @@ def test_rows_of_ids_and_texts_make_the_same_batch():
     assert batch["input_ids"].shape == batch["special_tokens_mask"].shape
 
 
+def test_padding_that_is_no_special_token_is_not_masked():
+    tokenizer = tiny.tokenizer()
+    tokenizer.pad_token = None  # token 0 is a word then, and pads all the same
+    encoder = Encoder.load(tiny.FAMILIES["bert"](), processor=tokenizer)
+    batch = encoder.batch(["w1", " ".join(tiny.WORDS[:20])])
+    assert 0 in encoder.words
+    for seed in range(5):
+        mask = encoder.mask(batch, generator(seed))
+        assert (mask[0] >= 0).tolist() == [False, True, *[False] * 20]
+
+
+def test_the_key_of_a_tokenizer_is_not_that_of_its_last_call():
+    encoder = made("bert")
+    key = encoder.tokenizer_key()
+    encoder.tokenise(tiny.texts(), 5)
+    assert encoder.tokenizer_key() == key
+    other = Encoder.load(encoder.model, processor=tiny.tokenizer(tiny.WORDS[::-1]))
+    assert other.tokenizer_key() != key
+
+
 def test_roberta_keeps_two_places_for_itself():
     assert made("bert").longest == 24
     assert made("roberta").longest == 23  # padding is token 0

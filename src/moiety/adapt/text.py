@@ -65,10 +65,9 @@ class TextEncoder(Encoder):
     def tokenizer_key(self) -> str:
         """A hash of what decides the ids of a text."""
         backend = getattr(self.processor, "backend_tokenizer", None)
-        said = {"vocabulary": self.processor.get_vocab(), "frame": self.frame()}
-        if backend is not None:
-            said |= json.loads(backend.to_str())
-            said |= {"truncation": None, "padding": None}  # those of the last call
+        said = json.loads(backend.to_str()) if backend is not None else {}
+        said |= {"truncation": None, "padding": None}  # those of the last call
+        said |= {"vocabulary": self.processor.get_vocab(), "frame": self.frame()}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
     def batch(self, rows: Any) -> Batch:
