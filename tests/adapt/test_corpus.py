@@ -95,6 +95,15 @@ def test_rows_of_a_table_are_examples_that_are_cut(tmp_path, reader):
     assert len(all_rows(read_corpus(path, reader, length=8, pack=True))) > 60
 
 
+@pytest.mark.parametrize("pack", [True, False])
+def test_rows_in_which_nothing_can_be_masked_are_left_out(reader, pack):
+    texts = ["w1 w2 w3 w4", "these the tokenizer knows not", *tiny.texts(40)]
+    rows = all_rows(read_corpus(texts, reader, length=5, pack=pack))
+    assert all(set(row) - {0, 1, 2, 3} for row in rows)
+    with pytest.raises(ValueError, match="no token that the tokenizer knows"):
+        read_corpus(["unknown", "words"], reader, pack=pack)
+
+
 def test_the_column_of_text_is_named_or_found(tmp_path, reader):
     path = tmp_path / "a.csv"
     lines = [f"{text},{other}" for text, other in zip(tiny.texts(20), tiny.texts(20, seed=1))]

@@ -43,8 +43,8 @@ def text_rows(
         rows = list(_packed(documents, encoder, length))
     if pack is False or (pack is None and len(rows) < FEW):
         rows = tokenised([text for texts in documents for text in texts], encoder, length)
-        special = set(encoder.special)  # nothing can be masked in a text of these alone
-        rows = [row for row in rows if not special.issuperset(row)]
+    special = set(encoder.special)  # nothing can be masked in a row of these alone
+    rows = [row for row in rows if not special.issuperset(row)]
     if not rows:
         raise ValueError("the data hold no token that the tokenizer knows; give other texts")
     return _keep(folder, key, Tokens.of(rows))
@@ -72,8 +72,7 @@ def _packed(documents: Documents, encoder: TextEncoder, length: int) -> Iterator
             for place in range(0, whole, room):
                 yield [*first, *waiting[place : place + room], *last]
             waiting = waiting[whole:]
-    if not set(encoder.special).issuperset(waiting):
-        yield [*first, *waiting, *last]
+    yield [*first, *waiting, *last]
 
 
 def id_rows(ids: Tensor, encoder: TextEncoder) -> Tokens:
