@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -148,6 +149,9 @@ def test_token_ids_are_kept_and_mapped(tmp_path, reader, monkeypatch):
     assert isinstance(made.train.store.ids, np.memmap)
     wanted = all_rows(read_corpus(texts, reader))
     assert all_rows(made) == wanted
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of memory that it must not write
+        reader.batch(made.train.take([0, 1]))
     monkeypatch.setattr(reader, "tokenise", None)  # not to be asked again
     assert all_rows(read_corpus(texts, reader, folder=tmp_path)) == wanted
     monkeypatch.undo()

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -74,7 +75,8 @@ class TextEncoder(Encoder):
         """From texts, or from rows of token ids with the special ones."""
         if len(rows) and isinstance(rows[0], str):
             rows = self.tokenise(rows)
-        rows = [torch.as_tensor(row, dtype=torch.long) for row in rows]
+        # Copies: what is mapped into memory cannot be written, and torch would warn of it.
+        rows = [torch.from_numpy(np.array(row, dtype=np.int64)) for row in rows]
         if not rows or not all(map(len, rows)):
             raise ValueError("a batch needs at least one text, and no text may be empty")
         if max(map(len, rows)) > self.longest:
