@@ -75,8 +75,7 @@ class TextEncoder(Encoder):
         """From texts, or from rows of token ids with the special ones."""
         if len(rows) and isinstance(rows[0], str):
             rows = self.tokenise(rows)
-        # Copies: what is mapped into memory cannot be written, and torch would warn of it.
-        rows = [torch.from_numpy(np.array(row, dtype=np.int64)) for row in rows]
+        rows = [_long(row) for row in rows]
         if not rows or not all(map(len, rows)):
             raise ValueError("a batch needs at least one text, and no text may be empty")
         if max(map(len, rows)) > self.longest:
@@ -130,6 +129,14 @@ class TextEncoder(Encoder):
 
     def input_key(self) -> str:
         return json.dumps({"kind": "text", "pad": self.pad})
+
+
+def _long(row: Any) -> Tensor:
+    """Token ids as a tensor."""
+    if isinstance(row, Tensor):
+        return row.long()
+    # A copy: what is mapped into memory cannot be written, and torch would warn of it.
+    return torch.from_numpy(np.array(row, dtype=np.int64))
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
