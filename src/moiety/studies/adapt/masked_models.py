@@ -1,0 +1,144 @@
+"""The two kinds of source models, ViT-MAE and RoBERTa, and their masked losses.
+
+    encoder = build("image", seed, settings, corpus)
+    loss = masked_loss(encoder, corpus.train, settings)        # of the examples with some numbers
+
+Nothing in a step waits for the host, so that a GPU can repeat it as one CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...adapt import place_patches
+from ...adapt.encoders import Encoder
+from ...adapt.images import ImageEncoder
+from ...train import seeded
+from ..robust.vision import augment
+from .corpora import SPECIAL, Corpus, Kind
+
+Settings = dict[str, Any]
+MASKED, HIDDEN, OTHER = 0.15, 0.8, 0.1  # of tokens; of those: shown as <mask>, as another word
+CHUNK = 1000  # images that are prepared at a time
+
+
+def build(kind: Kind, seed: int, settings: Settings, corpus: Corpus) -> Encoder:
+    """A model with its first weights, and what prepares its input."""
+    from transformers import RobertaForMaskedLM, ViTMAEForPreTraining
+
+    with seeded(seed):
+        if kind == "text":
+            model: Any = RobertaForMaskedLM(_text_config(settings, len(corpus.processor)))
+        else:
+            model = ViTMAEForPreTraining(_image_config(settings))
+            place_patches(model)
+    return Encoder.load(model, processor=corpus.processor)
+
+
+def _image_config(settings: Settings) -> Any:
+    from transformers import ViTMAEConfig
+
+    return ViTMAEConfig(
+        image_size=settings["side"],
+        patch_size=settings["patch"],
+        hidden_size=settings["dim"],
+        num_hidden_layers=settings["depth"],
+        num_attention_heads=settings["heads"],
+        intermediate_size=4 * settings["dim"],
+        decoder_hidden_size=settings["decoder_dim"],
+        decoder_num_hidden_layers=settings["decoder_depth"],
+        decoder_num_attention_heads=settings["decoder_heads"],
+        decoder_intermediate_size=4 * settings["decoder_dim"],
+        mask_ratio=settings["mask_ratio"],
+        norm_pix_loss=True,
+    )
+
+
+def _text_config(settings: Settings, vocabulary: int) -> Any:
+    from transformers import RobertaConfig
+
+    return RobertaConfig(
+        vocab_size=vocabulary,
+        hidden_size=settings["dim"],
+        num_hidden_layers=settings["depth"],
+        num_attention_heads=settings["heads"],
+        intermediate_size=4 * settings["dim"],
+        hidden_dropout_prob=settings["dropout"],
+        attention_probs_dropout_prob=settings["dropout"],
+        # RoBERTa counts its places from behind the padding's.
+        max_position_embeddings=settings["length"] + SPECIAL.index("<pad>") + 1,
+        bos_token_id=SPECIAL.index("<s>"),
+        pad_token_id=SPECIAL.index("<pad>"),
+        eos_token_id=SPECIAL.index("</s>"),
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+    )
+
+
+def masked_loss(
+    encoder: Encoder, data: Tensor, settings: Mapping[str, Any]
+) -> Callable[[Tensor], Tensor]:
+    """The masked loss of the examples with these numbers, in bf16 on a GPU.
+
+    What is hidden is drawn here and handed to the model. The numbers come from the device's own
+    generator, which `train` seeds, keeps in its checkpoints and carries through a captured step;
+    a generator of ours would be frozen into the graph.
+    """
+    device = encoder.device
+    if isinstance(encoder, ImageEncoder):
+        # Prepared once: a captured step cannot copy the mean of a channel from the host.
+        data = torch.cat([encoder.batch(some)["pixel_values"] for some in data.split(CHUNK)])
+        one = image_loss(encoder, settings["crop"])
+    else:
+        data, one = data.to(device), text_loss(encoder.model)
+
+    def loss(rows: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            return one(data[rows])
+
+    return loss
+
+
+def image_loss(encoder: ImageEncoder, crop: int) -> Callable[[Tensor], Tensor]:
+    """Of pixels [B, C, H, W], moved and mirrored."""
+
+    def loss(pixels: Tensor) -> Tensor:
+        noise = torch.rand(len(pixels), encoder.patches, device=pixels.device)
+        return encoder.masked({"pixel_values": augment(pixels, crop)}, noise).loss
+
+    return loss
+
+
+def text_loss(model: Any) -> Callable[[Tensor], Tensor]:
+    """Of rows of tokens. Only what is hidden goes through the head, else a third of all work."""
+
+    def loss(ids: Tensor) -> Tensor:
+        ids = ids.long()
+        shown, places = hide(ids, model.config.vocab_size)
+        states = model.base_model(input_ids=shown)[0]
+        picked = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+        logits = model.lm_head(picked).float()
+        return F.cross_entropy(logits.flatten(0, 1), ids.gather(1, places).flatten())
+
+    return loss
+
+
+def hide(ids_BL: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """What to show instead of rows of tokens, and the hidden places [B, M], as many in each row.
+
+    As in BERT, four of five show <mask>, one of ten another word, one of ten what is there.
+    """
+    rows, length = ids_BL.shape
+    count = max(round(MASKED * (length - 2)), 1)
+    lots = torch.rand(rows, length, device=ids_BL.device)
+    places = lots.masked_fill(ids_BL < len(SPECIAL), 2.0).topk(count, largest=False).indices
+    true, fates = ids_BL.gather(1, places), torch.rand(rows, count, device=ids_BL.device)
+    words = torch.randint(len(SPECIAL), vocabulary, (rows, count), device=ids_BL.device)
+    put = torch.where(fates < HIDDEN + OTHER, words, true)
+    put = put.masked_fill(fates < HIDDEN, SPECIAL.index("<mask>"))
+    return ids_BL.scatter(1, places, put), places
