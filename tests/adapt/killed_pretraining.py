@@ -1,10 +1,11 @@
 """An adaptation that is killed again and again.
 
-    python killed_pretraining.py FOLDER "warm:3 step:4 cached between …"
+    python killed_pretraining.py FOLDER STEPS "warm:3 step:4 cached between …"
 
 Every life ends by SIGKILL at a place of `PLACES`, at its third occurrence or the like; the last one
-comes to the end. Prints as JSON what differs from a run that was left alone. One process imports
-torch and forks for each life: a kill costs milliseconds.
+comes to the end. Counting FLOPs takes two steps before those of stage 1, one with a teacher. Prints
+as JSON what differs from a run that was left alone. One process imports torch and forks for each
+life: a kill costs milliseconds.
 """
 
 import json
@@ -51,13 +52,15 @@ PLACES = {
 }
 
 
-def live(folder, model):
+def live(folder, model, steps):
     """One life: an encoder saved alone, two rounds, states at every step."""
     encoder = Encoder.load(model, seed=0)
     texts = tiny.texts(24)
-    words = {"steps": 5, "batch": 6, "lr": 1e-3, "checks": 2, "warm_steps": 3, "save_every": 0.0}
+    words = {"steps": steps, "warm_steps": steps, "batch": 6, "lr": 1e-3, "checks": 2}
     probed = {"labelled": labelled("text"), "stop": "probe", "patience": 99}
-    return self_distill(encoder, texts, rounds=2, seed=3, out=folder, **words, **probed)
+    return self_distill(
+        encoder, texts, rounds=2, seed=3, out=folder, save_every=0.0, **words, **probed
+    )
 
 
 def arm(place):
@@ -89,14 +92,14 @@ def path_of(args):
     return str(args[-1])
 
 
-def life(place, folder, model):
+def life(place, *given):
     """Live in a process of its own, and say how that ended."""
     child = os.fork()
     if not child:
         try:
             if place:
                 arm(place)
-            live(folder, model)
+            live(*given)
         except BaseException as error:
             sys.stderr.write(f"{place}: {error!r}\n")
             os._exit(1)
@@ -110,7 +113,7 @@ def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def main(folder, places):
+def main(folder, steps, places):
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)  # a forked process has none of its parent's threads
@@ -119,15 +122,15 @@ def main(folder, places):
     model = folder / "model"
     tiny.FAMILIES["roberta"]().base_model.save_pretrained(model)  # the head is missing
     tiny.tokenizer().save_pretrained(model)
-    live(folder / "alone", model)  # here, so that what it imports is there for every life
-    ends = {place: life(place, folder / "killed", model) for place in places}
-    last = life("", folder / "killed", model)
+    live(folder / "alone", model, steps)  # here, so that what it imports is there for every life
+    ends = [(place, life(place, folder / "killed", model, steps)) for place in places]
+    last = life("", folder / "killed", model, steps)
     one, two = files(folder / "killed"), files(folder / "alone")
     differ = sorted(n for n in {*one, *two} if one.get(n) != two.get(n))
-    survived = [place for place, code in ends.items() if code != -signal.SIGKILL]
+    survived = [place for place, code in ends if code != -signal.SIGKILL]
     report = {"last": last, "survived": survived, "differ": differ, "files": len(two)}
     sys.stdout.write(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2].split())
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split())

@@ -250,6 +250,11 @@ def test_images_in_memory_have_a_part_held_out():
         ({"stop": "loss"}, ValueError, "stop must be one of"),
         ({"precision": "int8"}, ValueError, "precision must be one of"),
         ({"rounds": 0}, ValueError, "rounds must be at least 1, got 0"),
+        (
+            {"cache_dtype": "int8"},
+            ValueError,
+            "cache_dtype must be one of float32, bfloat16, float16",
+        ),
         ({"match": "logits"}, ValueError, "match must be one of"),
         ({"speed": 3}, TypeError, "there is no option speed; there are held, source"),
     ],
@@ -286,20 +291,22 @@ def test_a_loss_that_is_no_number_is_told():
 
 # -- killed ----------------------------------------------------------------------------------------
 
-FEW = "warm:2 step:2 save:3 line between chunk:2 cached taught:3 rounds end remove"
+FEW = "warm:2 step:4 save:2 line between chunk:2 cached taught:3 rounds end remove"
 MANY = (
-    "plan warm warm:2 warm:3 warmed initial step step:2 step:3 save save:2 saved saved:2 line "
-    "final between chunk chunk:2 chunk:3 written cached cached:2 taught taught:2 taught:3 kept "
-    "kept:2 rounds chunk:4 cached:3 taught:4 end end remove"
+    "plan warm warm:2 warm:3 warmed initial step:3 step:4 step:5 save save:2 saved saved:2 line "
+    "final between chunk chunk:2 written cached taught:2 taught:3 taught:4 kept kept:2 rounds "
+    "chunk:2 written cached taught:3 end end remove"
 )
 
 
-@pytest.mark.parametrize("places", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_it_ends_as_if_it_had_been_left_alone(tmp_path, places):
+@pytest.mark.parametrize(
+    ("steps", "places"), [(5, FEW), pytest.param(12, MANY, marks=pytest.mark.slow)]
+)
+def test_killed_at_any_moment_it_ends_as_if_it_had_been_left_alone(tmp_path, steps, places):
     """In the warm-up, stage 1, the build of a cache, stage 2, between rounds and at the end."""
     script = Path(__file__).with_name("killed_pretraining.py")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), str(tmp_path), places]
+    command = [sys.executable, str(script), str(tmp_path), str(steps), places]
     ran = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)

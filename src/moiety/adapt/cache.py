@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .encoders import Batch, Encoder
 
 CHUNK = 32 * 2**20  # bytes that are written at once
+DTYPES = ("float32", "bfloat16", "float16")
 BATCH = 64  # examples that a teacher sees at once
 
 

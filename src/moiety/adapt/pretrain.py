@@ -18,6 +18,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
+from .cache import DTYPES
 from .encoders import Encoder
 from .objective import Match, Norm, Objective
 from .opening import Options, Source, holding, open_course, open_recipe
@@ -121,6 +122,8 @@ def self_distill(
     """
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
+    if cache_dtype not in DTYPES:
+        raise ValueError(f"cache_dtype must be one of {', '.join(DTYPES)}, got {cache_dtype!r}")
     words = {"steps": steps, "batch": batch, "lr": lr, "weight_decay": weight_decay}
     asked: dict[str, Any] = {
         "mae_weight": mae_weight,
