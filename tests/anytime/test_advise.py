@@ -212,7 +212,7 @@ def test_what_decides_a_trial_is_part_of_its_name(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [({"seeds": 4}, "at least 5 seeds, got 4"), ({"first": 9}, r"have arrived \(4\); got 9"),
+    [({"seeds": 4}, "at least 5 seeds, got 4"), ({"first": 9}, "4 have arrived; first must lie between, got 9"),
      ({"first": 2}, "advice takes 4 mega-batches or more")],
 )  # fmt: skip
 def test_too_little_is_said(words, said):

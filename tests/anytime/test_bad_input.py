@@ -117,6 +117,13 @@ def test_an_overlap_that_is_allowed_is_taken(place, moiety):
     assert (code, err, names(place)[-1]) == (0, "", "2.csv.gz")
 
 
+def test_a_row_of_the_test_set_counts_as_often_as_it_comes(place, moiety):
+    put(place / "inbox" / "2.csv.gz", rows(9, 60)[:1] * 20)
+    code, _, err = moiety(place, "--test", place / "test.csv.gz")
+    assert code == 0
+    assert "2.csv.gz: 20 of the 20 rows" in err
+
+
 def test_a_first_file_that_overlaps_does_not_set_the_form(place, moiety):
     put(place / "inbox" / "0.csv.gz", rows(9, 60)[:20])
     code, _, err = moiety(place, "--test", place / "test.csv.gz")
@@ -180,6 +187,19 @@ def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(place, moiety,
 
 
 # -- other words -----------------------------------------------------------------------------------
+
+
+def test_a_command_with_other_words_takes_nothing_into_the_journal(place, moiety):
+    """What it took, such as rows of the test set that it did not know of, would end the run."""
+    asked = ("--test", place / "test.csv.gz")
+    assert moiety(place, *asked)[0] == 0
+    put(place / "inbox" / "4.csv.gz", rows(9, 60)[:20])
+    before = (place / "out" / "journal.jsonl").read_bytes()
+    assert moiety(place)[0] == 2
+    assert (place / "out" / "journal.jsonl").read_bytes() == before
+    put(place / "inbox" / "5.csv.gz", rows(5))
+    assert moiety(place, *asked)[0] == 0
+    assert names(place) == ["1.csv.gz", "3.csv.gz", "5.csv.gz"]
 
 
 def test_what_a_run_was_asked_is_kept_beside_it(place, moiety):

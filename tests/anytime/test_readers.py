@@ -70,6 +70,37 @@ def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
     assert read.form.classes == [str(number) for number in range(12)]
 
 
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("age", "'age' is a number, and a stream predicts classes"),
+        ("town:number", "'Bonn'"),
+        ("label", "all rows have label = 'no', and mega-batch 1 sets the classes"),
+    ],
+)
+def test_a_first_file_that_shows_no_classes_does_not_set_them(tmp_path, target, reason):
+    towns = ("Bonn", "Ulm")
+    path = csv(tmp_path / "a.csv", [(2 * n, towns[n % 2], "no") for n in range(24)])
+    with pytest.raises(ValueError, match=reason):
+        Reader(target=target)(path)
+    Reader(target="age:classes")(path)
+    assert Reader(target="label", classes=["no", "yes"])(path).y.tolist() == [0] * 24
+
+
+def test_arrays_of_one_class_do_not_set_the_classes(tmp_path):
+    path = save(tmp_path / "a.npz", np.zeros((2, 3)), np.zeros(2, int))
+    with pytest.raises(ValueError, match="all rows are of class 0"):
+        Reader()(path)
+    assert len(Reader(classes=[0, 1])(path)) == 2
+
+
+def test_columns_that_are_not_used_are_known_with_reasons(tmp_path):
+    rows = [(n % 7, f"the {n} th of five words", "yes" if n % 2 else "no") for n in range(24)]
+    read = Reader(target="label")
+    read(csv(tmp_path / "a.csv", rows))
+    assert read.form.unused == {"town": "running text"}
+
+
 def test_rows_without_a_class_are_left_out(tmp_path, read):
     path = csv(tmp_path / "b.csv", [(20, "Ulm", "no"), (20, "Ulm", ""), (20, "Ulm", "yes")])
     assert read(path).y.tolist() == [0, 1]
@@ -123,7 +154,7 @@ def test_arrays_are_taken_as_they_are_and_bytes_as_shares(tmp_path):
         2,
         1,
     ]
-    examples = Reader()(save(tmp_path / "b.npz", np.array([[2.5]]), np.array([0], np.uint8)))
+    examples = Reader()(save(tmp_path / "b.npz", np.array([[2.5]]), np.array([1], np.uint8)))
     assert examples.x.tolist() == [[2.5]] and examples.y.dtype == torch.int64
 
 

@@ -147,9 +147,9 @@ def _first(stream: Stream, first: int | None) -> int:
     known = stream.known()
     m = min(known, 8) if first is None else first
     if not FEWEST <= m <= known:
+        asked = "" if first is None else f"; first must lie between, got {first}"
         raise ValueError(
-            f"advice takes {FEWEST} mega-batches or more, and no more than have arrived "
-            f"({known}); got {m}"
+            f"advice takes {FEWEST} mega-batches or more, and {known} have arrived{asked}"
         )
     return m
 

@@ -112,6 +112,11 @@ class Arrays:
         x, y = _arrays(path)
         self.shape = x.shape[1:]
         count = int(y.max()) + 1 if len(y) else 0
+        if classes is None and count == 1:
+            raise ValueError(
+                f"{path.name}: all rows are of class 0, and mega-batch 1 sets the classes; name "
+                "all classes (classes=…) beforehand"
+            )
         self.classes = classes or [str(number) for number in range(count)]
 
     def read(self, path: Path) -> Examples:

@@ -86,7 +86,8 @@ def run_stream(
     out = Path(out)
     policies = read_wait(wait), read_replay(replay)
     with _room(out), io.lease(out):
-        seen = _look(stream, on_seen)
+        known = stream.known()
+        seen = [] if known else _look(stream, on_seen)
         while not stream.known():
             if not follow:
                 raise ValueError(_nothing(seen))
@@ -96,6 +97,8 @@ def run_stream(
         tests = test(stream[1]) if callable(test) else test
         run = Environment(stream, made, out, *policies, tests, seed, overlap, tick, words)
         run.resume()
+        if known:  # only now: a command with other words must not add to the journal
+            seen = _look(stream, on_seen)
         while True:
             while run.t < stream.known():
                 line = run.arrive(stream[run.t + 1])
@@ -126,8 +129,9 @@ def _room(out: Path) -> Iterator[None]:
 
 
 def _nothing(seen: list[Seen]) -> str:
-    reasons = "".join(f"; {one}" for one in seen[:3])
-    return f"nothing has arrived yet that can be learned from{reasons}"
+    reason = f": {seen[0]}" if seen else ""
+    more = f" (and {len(seen) - 1} more)" if len(seen) > 1 else ""
+    return f"nothing has arrived yet that can be learned from{reason}{more}"
 
 
 def _look(stream: Stream, on_seen: Callable[[list[Seen]], None] | None) -> list[Seen]:

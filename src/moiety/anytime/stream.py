@@ -47,7 +47,8 @@ class Seen:
 
     def __str__(self) -> str:
         taken = "" if self.number is None else f" is mega-batch {self.number}"
-        return f"{self.name}{taken}" + (f": {self.reason}" if self.reason else "")
+        reason = self.reason.removeprefix(self.name).lstrip(": ")  # which may begin with the name
+        return f"{self.name}{taken}" + (f": {reason}" if reason else "")
 
 
 class Stream(ABC):

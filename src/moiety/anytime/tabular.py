@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from ..data.columns import CUT, LARGEST, MOST, sort_columns
-from ..data.targets import find_targets, settle_kinds
+from ..data.targets import Kind, find_targets, settle_kinds
 from ..tables import read_table
 from .data import Examples
 
@@ -32,12 +32,15 @@ class Rows:
     def __init__(self, path: Path, target: str | None, classes: list[str] | None) -> None:
         frame = _frame(path)
         self.columns = list(frame)
-        self.target = next(iter(find_targets(_one(target), self.columns, path.name)))
+        ((self.target, kind),) = find_targets(_one(target), self.columns, path.name).items()
+        if classes is None or kind == "number":
+            _check_classes(frame[[self.target]], kind, path)
         inputs, labels = self._parts(frame, path)
         # Numbers in the order of numbers, words in that of words.
         words = sorted(labels.unique(), key=lambda word: (len(word), word))
         self.classes = classes or (words if all(map(str.isdecimal, words)) else sorted(words))
         _, found = sort_columns(inputs, [])
+        self.unused = {**dict.fromkeys(found.texts, "running text"), **found.ignored}
         if not found.numbers and not found.categories:
             raise ValueError(f"{path.name} has no column of numbers or categories to learn from")
         self.scales = {name: _scale(_numbers(inputs[name], path)) for name in found.numbers}
@@ -88,6 +91,22 @@ class Rows:
 
 def _one(target: str | None) -> list[str] | None:
     return None if target is None else [target]  # a comma may be part of the name of a column
+
+
+def _check_classes(labels: pandas.DataFrame, kind: Kind | None, path: Path) -> None:
+    """Raise where a first file shows that a stream cannot tell classes of this target apart."""
+    name = labels.columns[0]
+    labels, kinds = settle_kinds(labels, {name: kind}, path.name, [])
+    if kinds[name] == "number":
+        raise ValueError(
+            f"{path.name}: {name!r} is a number, and a stream predicts classes; give another "
+            f"target, or {name}:classes where its values are classes"
+        )
+    if labels[name].nunique() == 1:
+        raise ValueError(
+            f"{path.name}: all rows have {name} = {labels[name].iloc[0]!r}, and mega-batch 1 sets "
+            "the classes; name all classes (classes=…) beforehand"
+        )
 
 
 def _frame(path: Path) -> pandas.DataFrame:
