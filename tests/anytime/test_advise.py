@@ -14,7 +14,7 @@ from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Training
 from moiety.anytime.learners import learner
 from moiety.anytime.stream import Stream, cut
-from moiety.lab.advice import recommend
+from moiety.lab.advice import Difference, _choose_growth, _choose_wait, recommend
 
 QUICK = Training(method="adam", lr=0.1, epochs=8, batch=64, score="loss", min_gain=0)
 CENTRES = torch.tensor([[4.0, 0], [-4, 0], [0, 4], [0, -4]])
@@ -132,6 +132,27 @@ def test_a_large_difference_is_found_and_a_beaten_wait_is_named():
     assert "(worse: 2)" in said.wait_reason
 
 
+def differ(a, b, low, high):
+    return Difference(a, b, (low + high) / 2, (low, high), margin=0.01, of_rows=0.5)
+
+
+def test_what_is_better_than_the_better_one_is_better():
+    """All intervals hold together; the widest may leave open what the others settle."""
+    one, two, four = arms = [(wait, "single") for wait in (1, 2, 4)]
+    steps = [differ(one, two, 0.011, 0.03), differ(two, four, 0.011, 0.03)]
+    wait, reason = _choose_wait([*steps, differ(one, four, 0.005, 0.06)], arms)
+    assert (wait, "better than training at once" in reason) == (4, True)
+
+
+def test_growing_that_helps_at_one_wait_and_harms_at_another_is_said_so():
+    found = [
+        differ((1, "single"), (1, "grows"), 0.02, 0.05),
+        differ((2, "single"), (2, "grows"), -0.05, -0.02),
+    ]
+    grow, reason = _choose_growth(found, None)
+    assert (grow, reason) == (None, "it depends on the wait: grows is better at 1, worse at 2")
+
+
 def test_growing_is_recommended_at_the_recommended_wait():
     trials = planted(0, rows=300)
     better = {(1, "a"): 0.6, (2, "a"): 0.9, (4, "a"): 0.9, (1, "b"): 0.3, (2, "b"): 0.9}
@@ -212,9 +233,12 @@ def test_what_decides_a_trial_is_part_of_its_name(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [({"seeds": 4}, "at least 5 seeds, got 4"), ({"first": 9}, "4 have arrived; first must lie between, got 9"),
-     ({"first": 2}, "advice takes 4 mega-batches or more")],
-)  # fmt: skip
+    [
+        ({"seeds": 4}, "at least 5 seeds, got 4"),
+        ({"first": 9}, "4 have arrived; first must lie between, got 9"),
+        ({"first": 2}, "advice takes 4 mega-batches or more"),
+    ],
+)
 def test_too_little_is_said(words, said):
     with pytest.raises(ValueError, match=said):
         advise(Given([clusters(20, t) for t in range(4)]), makers("single"), **words)

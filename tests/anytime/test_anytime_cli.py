@@ -90,6 +90,31 @@ def test_a_dry_run_writes_nothing(moiety, inbox, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_goes_on_from_the_journal_of_the_run(moiety, inbox, tmp_path):
+    asked = ("--stream", inbox, "--out", tmp_path / "out", *SMALL)
+    assert moiety(*asked)[0] == 0
+    table(inbox / "0.csv.gz", 4)  # comes last, although its name is the first
+    _, said, _ = moiety(*asked, "--dry-run")
+    assert "0.csv.gz is mega-batch 4" in said
+    assert "4 mega-batches have arrived" in said
+    assert len((tmp_path / "out" / "journal.jsonl").read_text().splitlines()) == 3
+
+
+def test_columns_without_use_are_said(moiety, tmp_path):
+    (tmp_path / "inbox").mkdir()
+    lines = [f"{n % 7},number {n} of all the words,{'no' if n % 2 else 'yes'}" for n in range(24)]
+    text = "\n".join(["a,note,label", *lines, ""])
+    (tmp_path / "inbox" / "1.csv.gz").write_bytes(gzip.compress(text.encode()))
+    asked = ("--stream", tmp_path / "inbox", "--out", tmp_path / "out", *SMALL)
+    assert "Columns that are not used: note (running text)" in moiety(*asked)[1]
+
+
+def test_settling_is_warned_of_in_one_line(moiety, inbox, tmp_path):
+    asked = ("--stream", inbox, "--out", tmp_path / "out", *SMALL, "--settle", 60)
+    (line,) = moiety(*asked)[2].splitlines()
+    assert line.strip().startswith("settle=60: a file whose writer pauses longer")
+
+
 def test_watching_takes_what_arrives_until_it_is_interrupted(moiety, tmp_path, monkeypatch):
     inbox, looks = tmp_path / "inbox", iter((1, 2))
     inbox.mkdir()

@@ -166,6 +166,8 @@ def _choose_wait(found: Sequence[Difference], arms: Sequence[Arm]) -> tuple[int 
     among = [each for each in found if each.a[1] == each.b[1] == base]
     better = {(e.b[0], e.a[0]) for e in among if e.word == "holds"}
     better |= {(e.a[0], e.b[0]) for e in among if e.word == "reversed"}
+    for middle in waits:  # the intervals hold together: better than the better one is better
+        better |= {(a, b) for a in waits for b in waits if {(a, middle), (middle, b)} <= better}
     left = [wait for wait in waits if not any((other, wait) in better for other in waits)]
     if left == [1]:
         return 1, "train at once: every longer wait is worse"
@@ -205,6 +207,11 @@ def _choose_growth(found: Sequence[Difference], wait: int | None) -> tuple[bool 
         return False, f"do not grow: {name} is worse {where}"
     if words == {"negligible"}:
         return None, f"no recommendation: {name} differs by less than the margin {where}"
+    if {"holds", "reversed"} <= words:
+        up, down = (
+            _list([e.a[0] for e in grown if e.word == word]) for word in ("holds", "reversed")
+        )
+        return None, f"it depends on the wait: {name} is better at {up}, worse at {down}"
     return None, f"undecided: {name} cannot be told apart from not growing {where}" + _would_help(
         grown
     )
@@ -220,8 +227,8 @@ def _would_help(found: Sequence[Difference]) -> str:
 
 def _too_few(trials: Trials) -> str:
     return (
-        f"undecided: {len(trials.done)} of at least {SEEDS} seeds were finished within the budget of "
-        f"{duration(trials.budget or 0)}; the same command with a larger one goes on from here"
+        f"undecided: {len(trials.done)} of at least {SEEDS} seeds were finished within the budget "
+        f"of {duration(trials.budget or 0)}; the same command with a larger one goes on from here"
     )
 
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import advising
-from .asked import Model, build, data_set, folder, read_options, refuse_of_folders
+from .asked import (
+    JOURNAL,
+    Model,
+    build,
+    data_set,
+    folder,
+    own_journal,
+    read_options,
+    refuse_of_folders,
+)
 
 if TYPE_CHECKING:
     from ...anytime.base import Learner
@@ -99,14 +108,16 @@ def command(
     options = {**read_options(option or []), "seed": seed, "device": where, "training": training}
 
     def make(first: Batch) -> Learner:
+        tell_unused(source)
         return build(model, width, learner, options, first, source.classes)
 
     with tempfile.TemporaryDirectory() as scratch:
-        journal = Path(scratch if dry_run else out / "advice" if advise else out) / "journal.jsonl"
         tests: Examples | Callable[[Batch], Examples] | None
         if batches is None:
             named = None if classes is None else [word.strip() for word in classes.split(",")]
             scored = None if advise else test  # advice never looks at the test set
+            place = Path(scratch) if dry_run else out / "advice" if advise else out
+            journal = own_journal(out / JOURNAL, place / JOURNAL)
             source, tests = folder(stream, journal, target, named, scored, settle, overlap, seed)
         else:
             refuse_of_folders(classes=classes, settle=settle, test=test, watch=watch or None)
@@ -159,6 +170,15 @@ class Teller:
             if one.reason and str(one) not in self.said:
                 typer.echo(f"  {one}", err=True)
                 self.said.add(str(one))
+
+
+def tell_unused(source: Stream) -> None:
+    """Columns of the first file that are no inputs, and why."""
+    form = getattr(getattr(source, "read", None), "form", None)
+    unused = getattr(form, "unused", {})
+    if unused:
+        named = "; ".join(f"{name} ({why})" for name, why in unused.items())
+        typer.echo(f"Columns that are not used: {named}")
 
 
 def tell_line(line: dict[str, Any]) -> None:

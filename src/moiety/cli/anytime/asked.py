@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from ... import io
 
 if TYPE_CHECKING:
     from ...anytime.base import Learner
@@ -13,6 +18,7 @@ if TYPE_CHECKING:
     from ...anytime.stream import Stream
 
 Model = Literal["mlp", "vgg19"]
+JOURNAL = "journal.jsonl"
 
 
 def read_options(given: list[str]) -> dict[str, Any]:
@@ -41,6 +47,13 @@ def refuse_of_folders(**given: object) -> None:
             )
 
 
+def own_journal(of_run: Path, own: Path) -> Path:
+    """The journal of a trial, which begins with the mega-batches of the run where there is one."""
+    if of_run.exists() and not own.exists():
+        io.write_atomic(own, of_run.read_bytes())
+    return own
+
+
 def folder(
     path: str,
     journal: Path,
@@ -63,7 +76,11 @@ def folder(
     if test is not None and not test.is_file():
         raise ValueError(f"--test {test} is no file")
     read = Reader(target=target, classes=classes)
-    stream = Folder(path, journal, read, settle=settle, test=test, overlap=overlap, seed=seed)
+    with warnings.catch_warnings(record=True) as warned:  # without a line of source
+        warnings.simplefilter("always")
+        stream = Folder(path, journal, read, settle=settle, test=test, overlap=overlap, seed=seed)
+    for each in warned:
+        typer.echo(f"  {each.message}", err=True)
     return stream, None if test is None else (lambda first: stream.test())
 
 
