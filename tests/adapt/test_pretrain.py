@@ -12,6 +12,7 @@ import torch
 from rows import Rows, encoder, labelled, moved, rows, same, upcycled
 from torch.utils.data import TensorDataset
 
+from moiety.adapt.encoders import Encoder
 from moiety.adapt.labelled import read_labelled
 from moiety.adapt.pretrain import further_pretrain, self_distill
 from moiety.adapt.recipe import Recipe, adamw
@@ -113,6 +114,15 @@ def plain():
     model, data = encoder("image"), rows("image", 12)
     words = {**SHORT, "steps": 3, "checks": 1, "teacher": state(moved(model))}
     return model, data, words, state(self_distill(model, data, **words).encoder)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_every_family_of_text_models_learns_from_itself(family):
+    model = Encoder.load(tiny.FAMILIES[family](), processor=tiny.tokenizer())
+    words = {**SHORT, "steps": 2, "checks": 1, "held": rows("text", 4, seed=3)}
+    made = self_distill(model, rows("text", 12), **words)
+    assert made.stages[1].online is None and made.history[-1]["distill"] > 0
+    assert made.history[-1]["distance"] > 0
 
 
 def test_cached_and_online_targets_lead_to_the_same_place():
@@ -266,7 +276,9 @@ def test_bad_settings_are_refused(words, error, said):
 
 def test_a_folder_of_another_adaptation_is_refused(tmp_path):
     model, data = encoder("image"), rows("image")
-    further_pretrain(model, data, out=tmp_path, **SHORT)
+    made = further_pretrain(model, data, out=tmp_path, **SHORT)
+    again = further_pretrain(model, data, out=tmp_path, **SHORT)  # the same goes through
+    assert same(state(again.encoder), state(made.encoder))
     with pytest.raises(ValueError, match=r"was begun with lr 0.01, not 0.5: give the same, or"):
         further_pretrain(model, data, out=tmp_path, **{**SHORT, "lr": 0.5})
     with pytest.raises(ValueError, match="was begun with input"):

@@ -193,11 +193,15 @@ class Inputs:
 def look_through(encoder: Encoder, data: Any) -> Inputs:
     """Digest the examples as the encoder will see them."""
     digest, longest = hashlib.sha256(f"{len(data)} {encoder.input_key()}".encode()), 1
-    for batch in batches(encoder, data):
+    for rows in torch.arange(len(data)).split(BATCH):
+        raw = data.take(rows)
+        if isinstance(raw, Tensor):  # images: what is done to them is in `input_key`
+            _update(digest, "rows", raw)
+            continue
+        batch = encoder.batch(raw)
         for name in sorted(batch):
             _update(digest, name, batch[name])
-        if "attention_mask" in batch:
-            longest = max(longest, batch["attention_mask"].shape[1])
+        longest = max(longest, batch["attention_mask"].shape[1])
     return Inputs(None if _augmented(encoder, data) else digest.hexdigest(), longest)
 
 

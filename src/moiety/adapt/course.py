@@ -28,8 +28,9 @@ from .follow import Follow
 from .heads import warm_up
 from .objective import Objective
 from .recipe import Recipe
-from .stage import FURTHER, Stage, State, Trained, read_trained, to_cpu
+from .stage import FURTHER, Stage
 from .teachers import frozen, make_teacher
+from .trained import State, Trained, read_trained, to_cpu
 
 if TYPE_CHECKING:
     from .encoders import Encoder
@@ -88,9 +89,7 @@ class Course:
 
     def further(self, recipe: Recipe) -> Trained:
         """Further pre-training: eq. 2 alone."""
-        folder = self._folder("further")
-        done = read_trained(folder)
-        return done or self._stage("further", recipe, folder=folder).run()
+        return self._stage("further", recipe, folder=self._folder("further")).run()
 
     def distil(
         self, number: int, recipe: Recipe, objective: Objective, teacher: Mapping[str, Tensor]

@@ -30,7 +30,7 @@ class Options(TypedDict, total=False):
     source: Any  # the domain before, given as the data are: what is forgotten
     labelled: Any  # labelled rows, `Labelled` or its source: its training split is probed on
     checks: int  # looks at the model on the way (8), besides the one before the first step
-    stop: Literal["probe"] | None  # keep the check with the best probe
+    stop: Literal["probe"] | None  # every stage keeps the check with the best probe
     patience: int  # and end after so many worse ones (3)
     precision: Literal["float32", "bfloat16"]  # of products
     processor: Any  # tokenizer or image processor of a model in memory

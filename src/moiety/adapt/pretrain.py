@@ -22,7 +22,7 @@ from .cache import DTYPES
 from .encoders import Encoder
 from .objective import Match, Norm, Objective
 from .opening import Options, Source, holding, open_course, open_recipe
-from .stage import State, Trained
+from .trained import State, Trained
 
 # What is compared where nothing is said: for images as in the authors' code, for text ours.
 MATCHES: dict[str, Match] = {"image": "cls", "text": "hidden"}
@@ -79,7 +79,6 @@ def further_pretrain(
         course.prepare({"method": "further", "seed": seed, **dataclasses.asdict(recipe)})
         flops = course.flops(recipe)
         trained = course.further(recipe)
-    course.encoder.model.load_state_dict(trained.state)  # it may have been on the disk already
     flops["total"] = trained.steps * flops["further"]
     return Adapted(course.encoder, course.initial, [trained], flops)
 

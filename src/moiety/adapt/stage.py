@@ -18,7 +18,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,27 +32,14 @@ from .follow import Follow
 from .objective import Objective
 from .recipe import Recipe, adamw
 from .teachers import Teacher
+from .trained import State, Trained, read_trained, to_cpu, write_trained
 
 if TYPE_CHECKING:
     from .encoders import Encoder
 
-State = dict[str, Tensor]
 ORDER, MASKS, NOISE = 1, 2, 3  # what a seed is used for
 SHARE = 20  # a large model trains at least so many times as long as it is being saved
 FURTHER = Objective(distill_weight=0.0)  # eq. 2 alone
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a stage left: the weights it kept, on the CPU, and what was seen on the way."""
-
-    name: str
-    state: State
-    kept: int  # the step of these weights
-    steps: int  # that were taken
-    history: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0
-    online: str | None = None  # why the teacher ran at every step; None: cached, or no teacher
 
 
 class Stage:
@@ -94,6 +80,10 @@ class Stage:
 
     def run(self) -> Trained:
         """Train, or go on, to the end; the model is left with the weights that were kept."""
+        done = read_trained(self.folder)
+        if done is not None:
+            self.encoder.model.load_state_dict(done.state)
+            return done
         self._begin()
         started = saved = time.monotonic()
         pause, before = self.save_every, self.seconds
@@ -154,12 +144,9 @@ class Stage:
         line: dict[str, Any] = {"step": self.step}
         line |= {name: float(total) / self.counts[name] for name, total in self.sums.items()}
         self.sums, self.counts = {}, {}
-        if not all(math.isfinite(v) for v in line.values()):
-            raise ValueError(
-                f"{self.name}: the loss is no longer a number before step {self.step}: lower the "
-                f"learning rate ({self.recipe.lr:g})"
-            )
+        self._check_finite(line)
         line |= self.follow.look(self.encoder, self.initial)
+        self._check_finite(line)
         self.history.append(line)
         if self.folder:
             io.append_line(self.folder / "follow.jsonl", json.dumps(line))
@@ -170,6 +157,13 @@ class Stage:
                 self.best = (line["score"], self.step, to_cpu(self.encoder.model.state_dict()))
         if self.tick:
             self.tick(self.name, self.step / self.recipe.steps)
+
+    def _check_finite(self, line: dict[str, Any]) -> None:
+        if not all(math.isfinite(value) for name, value in line.items() if name != "layers"):
+            raise ValueError(
+                f"{self.name}: the loss is no longer a number before step {self.step}: lower the "
+                f"learning rate ({self.recipe.lr:g})"
+            )
 
     # -- what is on the disk -------------------------------------------------------------------
 
@@ -230,25 +224,3 @@ class Stage:
         if self.folder:
             write_trained(self.folder, trained)
         return trained
-
-
-def write_trained(folder: Path, trained: Trained) -> None:
-    """Write what a stage left; its seconds go beside it, since no two runs take the same."""
-    whole = {**vars(trained), "seconds": 0.0}
-    io.write_json(folder / "seconds.json", trained.seconds)
-    io.write_atomic(folder / "final.safetensors", state_bytes(whole))
-    (folder / "latest.safetensors").unlink(missing_ok=True)
-
-
-def read_trained(folder: Path | None) -> Trained | None:
-    """What a stage left in a folder, or None if it has not come to its end."""
-    if folder is None or not (folder / "final.safetensors").exists():
-        return None
-    (folder / "latest.safetensors").unlink(missing_ok=True)  # of a process killed in between
-    whole = read_state(folder / "final.safetensors")
-    return Trained(**{**whole, "seconds": io.read_json(folder / "seconds.json")})
-
-
-def to_cpu(state: Mapping[str, Any]) -> State:
-    """A copy of the tensors of a state."""
-    return {n: t.detach().to("cpu", copy=True) for n, t in state.items() if isinstance(t, Tensor)}

@@ -1,0 +1,50 @@
+"""What a stage of adaptation leaves behind, in memory and on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .. import io
+from ..train.state import read_state, state_bytes
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a stage left: the weights it kept, on the CPU, and what was seen on the way."""
+
+    name: str
+    state: State
+    kept: int  # the step of these weights
+    steps: int  # that were taken
+    history: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    online: str | None = None  # why the teacher ran at every step; None: cached, or no teacher
+
+
+def write_trained(folder: Path, trained: Trained) -> None:
+    """Write what a stage left; its seconds go beside it, since no two runs take the same."""
+    whole = {**vars(trained), "seconds": 0.0}
+    io.write_json(folder / "seconds.json", trained.seconds)
+    io.write_atomic(folder / "final.safetensors", state_bytes(whole))
+    (folder / "latest.safetensors").unlink(missing_ok=True)
+
+
+def read_trained(folder: Path | None) -> Trained | None:
+    """What a stage left in a folder, or None if it has not come to its end."""
+    if folder is None or not (folder / "final.safetensors").exists():
+        return None
+    (folder / "latest.safetensors").unlink(missing_ok=True)  # of a process killed in between
+    whole = read_state(folder / "final.safetensors")
+    return Trained(**{**whole, "seconds": io.read_json(folder / "seconds.json")})
+
+
+def to_cpu(state: Mapping[str, Any]) -> State:
+    """A copy of the tensors of a state."""
+    return {n: t.detach().to("cpu", copy=True) for n, t in state.items() if isinstance(t, Tensor)}
