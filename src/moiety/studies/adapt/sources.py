@@ -16,10 +16,10 @@ on its kind, the settings of the scale and the seed; whoever needs it first trai
 Why the steps of `full` are what they are. Five of each kind shall take about six minutes of one
 H200, 36 s each. FLOPs of a step, counted (`cost`), forward and backward:
 
-    512 images         0.46 T    17 tokens through 12 blocks of 192, 65 through 4 of 128
-    256 rows of text   1.08 T    32 768 tokens through 6 blocks of 256; the head reads the masked 15 %
+    512 images         0.44 T    17 tokens through 12 blocks of 192, 65 through 4 of 128
+    256 rows of text   1.07 T    32 768 tokens through 6 blocks of 256; the head reads the masked 15 %
 
-At 200 TFLOP/s of bf16 that is 2.3 and 5.4 ms. Blocks as narrow as these wait for memory: a block
+At 200 TFLOP/s of bf16 that is 2.2 and 5.3 ms. Blocks as narrow as these wait for memory: a block
 moves about 180 numbers of 4 bytes a token and unit of width, forward and backward, which is 0.14 MB
 at 192, 0.09 at 128, 0.18 at 256. So 512 images move 27 GB and 256 rows 36 GB: 8 and 10 ms at 3.5
 TB/s. Both together, with 1 to 2 ms for some 1 500 launches that a CUDA graph repeats: about 10 and
