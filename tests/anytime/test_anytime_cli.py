@@ -100,6 +100,11 @@ def test_a_dry_run_goes_on_from_the_journal_of_the_run(moiety, inbox, tmp_path):
     assert len((tmp_path / "out" / "journal.jsonl").read_text().splitlines()) == 3
 
 
+def test_the_help_says_what_advice_takes_by_default(moiety):
+    said = moiety("--help")[1]
+    assert "Default: 10m" in said and "Default: 0.01" in said
+
+
 def test_columns_without_use_are_said(moiety, tmp_path):
     (tmp_path / "inbox").mkdir()
     lines = [f"{n % 7},number {n} of all the words,{'no' if n % 2 else 'yes'}" for n in range(24)]

@@ -71,7 +71,9 @@ def command(
     watch: Annotated[bool, typer.Option("--watch", help="Keep looking for arrivals.")] = False,
     epochs: Annotated[int, typer.Option(min=1, help="Of a phase, at most.")] = 100,
     method: Annotated[str, typer.Option(help="adadelta, sgd, adam or adamw.")] = "adadelta",
-    lr: Annotated[float | None, typer.Option(help="Learning rate; that of the method.")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate. Default: that of the method.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, orders and splits.")] = 0,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets by name lie.")] = None,
@@ -82,17 +84,17 @@ def command(
         bool, typer.Option("--advise", help="Try waits, and growing, on the first mega-batches.")
     ] = False,
     first: Annotated[
-        int | None, typer.Option(help="With --advise: mega-batches to try on. [default: up to 8]")
+        int | None, typer.Option(help="With --advise: mega-batches to try on. Default: up to 8.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="With --advise: seeds, at least 5. [default: 5]")
+        int | None, typer.Option(help="With --advise: seeds, at least 5. Default: 5.")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="With --advise: time, such as 90s or 1h. [default: 10m]")
+        str | None, typer.Option(help="With --advise: time, such as 90s or 1h. Default: 10m.")
     ] = None,
     margin: Annotated[
         float | None,
-        typer.Option(help="With --advise: smallest error that matters. [default: 0.01]"),
+        typer.Option(help="With --advise: smallest error that matters. Default: 0.01."),
     ] = None,
 ) -> None:
     """Train whenever enough has arrived; OUT/current is always the newest model."""
