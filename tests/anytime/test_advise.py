@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from learning import METER
@@ -12,6 +13,7 @@ from moiety.anytime.advise import Trial, Trials, advise, waits_up_to
 from moiety.anytime.backbones import MLP
 from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Training
+from moiety.anytime.journal import Journal
 from moiety.anytime.learners import learner
 from moiety.anytime.stream import Stream, cut
 from moiety.lab.advice import Difference, _choose_growth, _choose_wait, recommend
@@ -275,14 +277,30 @@ def run(capsys, *words):
     return ended.value.code, *capsys.readouterr()
 
 
-def test_the_command_advises_and_never_reads_the_test_set(capsys, tmp_path):
-    import numpy as np
+def put(inbox, t):
+    data = clusters(30, t)
+    np.savez(inbox / f"{t}.npz", x=data.x.numpy(), y=data.y.numpy())
 
+
+def test_mega_batches_are_tried_in_the_order_in_which_the_run_took_them(capsys, tmp_path):
+    inbox, out = tmp_path / "inbox", tmp_path / "out"
+    inbox.mkdir()
+    asked = ("--stream", inbox, "--out", out, "--width", 8, "--epochs", 1)
+    for t in (3, 0, 1, 2):
+        put(inbox, t)
+        if t in (3, 0):
+            assert run(capsys, *asked)[0] == 0
+    assert run(capsys, *asked, "--advise")[0] == 0
+    names = [entry.name for entry in Journal(out / "advice" / "journal.jsonl")]
+    assert names == ["3.npz", "0.npz", "1.npz", "2.npz"]
+    assert len(Journal(out / "journal.jsonl")) == 2
+
+
+def test_the_command_advises_and_never_reads_the_test_set(capsys, tmp_path):
     inbox = tmp_path / "inbox"
     inbox.mkdir()
     for t in range(4):
-        data = clusters(30, t)
-        np.savez(inbox / f"{t}.npz", x=data.x.numpy(), y=data.y.numpy())
+        put(inbox, t)
     test = tmp_path / "test.npz"
     test.write_bytes(b"nobody reads this")
     asked = ("--stream", inbox, "--out", tmp_path / "out", "--width", 8, "--epochs", 4)
