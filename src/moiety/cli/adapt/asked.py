@@ -1,0 +1,55 @@
+"""What `moiety adapt` was asked for: sizes, and options that would do nothing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+OF_COMPARE = ("seeds", "labels", "metric", "margin")
+OF_LABELS = ("tune", "epochs", "tune_batch", "tune_lr", "target")
+OF_ROUNDS = (
+    *("rounds", "match", "mae_weight", "distill_weight", "distill_every", "match_routing"),
+    "cache_limit",
+)
+
+
+def read_bytes(text: str) -> int:
+    """`10GB` in bytes."""
+    found = re.fullmatch(r"([\d.]+)\s*([kmgt]?b)?", text.strip(), re.IGNORECASE)
+    try:
+        number = float(found[1]) if found else -1.0
+    except ValueError:
+        number = -1.0
+    unit = (found[2] or "").upper() if found else ""
+    if number < 0:
+        raise ValueError(f"--cache-limit must be a size such as 500MB or 10GB, not {text!r}")
+    return int(number * UNITS["" if unit == "B" else unit])
+
+
+def refuse_idle(given: Mapping[str, Any]) -> None:
+    """Raise for an option that would be ignored."""
+    method = given["method"]
+    idle = {
+        "goes with --method compare": OF_COMPARE if method != "compare" else (),
+        "goes with --labelled": OF_LABELS if "labelled" not in given else (),
+        "goes with self-distillation, not with --method further": OF_ROUNDS
+        if method == "further"
+        else (),
+        "goes with --stop probe": ("patience",) if "stop" not in given else (),
+    }
+    for why, names in idle.items():
+        for name in names:
+            if name in given:
+                raise ValueError(f"--{name.replace('_', '-')} {why}")
+
+
+def command_line(given: Mapping[str, Any]) -> str:
+    """The command that repeats this."""
+    words = ["moiety", "adapt"]
+    for name, value in given.items():
+        if value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return shlex.join(words)

@@ -1,0 +1,61 @@
+"""What `moiety adapt` does with what was asked: one method, or three beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from ... import io
+from .telling import Bar, tell_costs, tell_files, tell_opened, tell_stages, tell_tuned
+
+if TYPE_CHECKING:
+    from ...adapt.command import Asked, Opened
+
+
+def dry(asked: Asked, opened: Opened) -> None:
+    """Say what would run."""
+    from ...adapt.costing import costs
+
+    tell_opened(asked, opened)
+    tell_costs(costs(asked, opened), Console())
+
+
+def run(asked: Asked, out: Path, device: torch.device, save_every: float, repeat: str) -> None:
+    """Run, or go on, to the end; what is done already is told again."""
+    from ...adapt.command import begin, finish, pretrain
+
+    again, done = (out / "plan.json").exists(), (out / "result.json").exists()
+    opened = begin(asked, out, device)
+    if done:
+        typer.echo(f"{out} is complete; another --out runs it anew.")
+        tell(io.read_json(out / "result.json"), out)
+        return
+    tell_opened(asked, opened)
+    if again:
+        typer.echo(f"Going on in {out}.")
+    with Bar() as bar:
+        adapted = pretrain(asked, opened, out, bar, save_every=save_every)
+        if asked.method == "compare":
+            from .comparing import compare
+
+            result = compare(asked, opened, adapted, out, bar, save_every, repeat)
+        else:
+            result = finish(asked, opened, adapted, out, bar, save_every=save_every)
+    tell(result, out)
+
+
+def tell(result: dict[str, Any], out: Path) -> None:
+    """What came out, for a reader in a terminal."""
+    console = Console()
+    tell_stages(result, console)
+    if "judgement" in result:
+        from .comparing import tell_judgement
+
+        tell_judgement(result, out, console)
+        return
+    tell_tuned(result["tuned"])
+    tell_files(out, result["tuned"] is not None)

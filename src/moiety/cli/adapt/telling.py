@@ -1,0 +1,207 @@
+"""What `moiety adapt` says while it runs and at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from ...report import Column, words
+
+if TYPE_CHECKING:
+    from ...adapt.command import Asked, Opened
+    from ...adapt.costing import Costs
+
+NAMES = {"further": "further pre-training"}
+STAGES = [
+    Column("arm", "Stage"),
+    Column("steps", "Steps", ",d"),
+    Column("times", "Times", ",d"),
+    Column("batch", "Batch", ",d"),
+    Column("step", "FLOPs a step"),
+    Column("total", "FLOPs"),
+]
+SEEN = [
+    Column("arm", "Stage"),
+    Column("steps", "Steps", ",d"),
+    Column("target", "Masked loss", ".4g"),
+    Column("source", "Source", ".4g"),
+    Column("distance", "Distance", ".3g"),
+    Column("score", "Probe", ".1%"),
+]
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Say warnings and the log of adaptation as plain lines."""
+    log, handler = logging.getLogger("moiety.adapt"), _Said()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    show = warnings.showwarning
+    warnings.showwarning = lambda message, *_, **__: typer.echo(f"  {message}", err=True)
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+class _Said(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(f"  {record.getMessage()}", err=True)
+
+
+class Bar:
+    """A bar for every stage in a terminal, one line a stage elsewhere."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+        self.progress = Progress(
+            *columns,
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task: Any = None
+        self.name, self.begun = "", 0.0
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.progress.stop()
+
+    def __call__(self, name: str, share: float) -> None:
+        if name != self.name:
+            if self.task is not None:
+                self.progress.remove_task(self.task)
+            self.task = self.progress.add_task(named(name), total=1.0)
+            self.name, self.begun = name, time.monotonic()
+        self.progress.update(self.task, completed=share)
+        if share >= 1:
+            took = words.duration(time.monotonic() - self.begun)
+            self.console.print(
+                f"  {named(name)}: done in {took}", markup=False, highlight=False, soft_wrap=True
+            )
+
+
+def named(stage: str) -> str:
+    """A stage as people call it: "round 1, cache"."""
+    return NAMES.get(stage, stage.replace("round-", "round "))
+
+
+# -- what is there ---------------------------------------------------------------------------------
+
+
+def tell_opened(asked: Asked, opened: Opened) -> None:
+    """Model and data in a line each."""
+    from ...adapt.command import about_model
+
+    model = about_model(opened.encoder)
+    size = words.quantity(model["parameters"], words.THOUSANDS)
+    typer.echo(f"{asked.model}: {model['class']} of {size} parameters")
+    if model["made"]:
+        typer.echo(
+            f"  it lacks {len(model['made'])} parameters of its head, such as {model['made'][0]}, "
+            "which are made and warmed up first"
+        )
+    typer.echo(f"{asked.unlabelled}: {'; '.join(opened.corpus.notes)}")
+    if opened.source is not None:
+        typer.echo(f"{asked.source}: {len(opened.source.held)} rows to follow what is forgotten")
+    if opened.labelled is not None:
+        found = opened.labelled
+        test = "a test split that stays closed to the end" if found.read_test else "no test split"
+        typer.echo(
+            f"{asked.labelled}: {len(found.train)} examples of {len(found.classes)} classes to "
+            f"train on, {len(found.validation)} to validate on; {test}"
+        )
+
+
+def tell_costs(costs: Costs, console: Console) -> None:
+    """The table of a dry run."""
+    from ...adapt.cache import told_bytes
+    from ..demo import show
+
+    rows = [
+        {
+            "arm": named(line.name),
+            "steps": line.steps,
+            "times": line.times,
+            "batch": line.batch,
+            "step": f"{line.flops:.2e}",
+            "total": f"{line.total:.2e}",
+        }
+        for line in costs.stages
+    ]
+    show(console, rows, STAGES, "What would run; FLOPs counted, forward and backward")
+    typer.echo(f"FLOPs in all: {costs.total:.2e}")
+    if costs.online:
+        typer.echo(f"Cache: none; the teacher runs at every step: {costs.online}")
+    elif costs.cache:
+        typer.echo(f"Cache: {told_bytes(costs.cache)} on the disk while a round runs")
+    typer.echo(f"States and models: at most {told_bytes(costs.disk)} on the disk")
+    typer.echo("Nothing was trained, and nothing written.")
+
+
+# -- what came out ---------------------------------------------------------------------------------
+
+
+def tell_stages(result: dict[str, Any], console: Console) -> None:
+    """Every stage: what was followed at the checkpoint that it kept, beside the start."""
+    from ..demo import show
+
+    rows, first = [], None
+    for name, stage in result["stages"].items():
+        line = next(each for each in stage["history"] if each["step"] == stage["kept"])
+        first = first or {**stage["history"][0], "arm": "at the start", "steps": 0}
+        rows.append({**line, "arm": named(name), "steps": stage["kept"]})
+    assert first is not None
+    rows = [first, *rows]
+    shown = [column for column in SEEN if any(column.key in row for row in rows)]
+    show(console, rows, shown, "On held-out data, with the same masks")
+    for name, stage in result["stages"].items():
+        if stage["online"]:
+            typer.echo(f"{named(name)}: the teacher ran at every step: {stage['online']}")
+        if stage["kept"] < stage["steps"]:
+            typer.echo(
+                f"{named(name)}: the probe was best at step {stage['kept']} of {stage['steps']} "
+                "taken; these weights were kept"
+            )
+
+
+def tell_tuned(tuned: dict[str, Any] | None) -> None:
+    """The scores of the classifier."""
+    if tuned is None:
+        return
+    for split, found in tuned["scores"].items():
+        typer.echo(
+            f"Classifier, {split}: accuracy {found['accuracy']:.1%}, macro F1 "
+            f"{found['macro_f1']:.1%}, loss {found['loss']:.3f}"
+        )
+
+
+def tell_files(out: Path, tuned: bool) -> None:
+    both = f" and {out / 'classifier'}" if tuned else ""
+    typer.echo(
+        f"Saved for transformers: {out / 'adapted'}{both}; all numbers: {out / 'result.json'}"
+    )
+    typer.echo(f"{out / 'pretraining'} holds the states of the way, and may be deleted.")

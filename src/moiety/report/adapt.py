@@ -1,0 +1,196 @@
+"""The page of an adaptation that was compared: which way to a classifier, and how sure that is.
+
+html = adapt_page(json.loads(Path("out/adapt/result.json").read_text()))
+
+The result is that of `moiety adapt --method compare`.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from .chart import Series, lines
+from .page import render
+from .words import THOUSANDS, VERDICTS, difference, difference_interval, number, plain, quantity
+
+Result = Mapping[str, Any]
+FORM = ".1%"
+ARMS = {
+    "fine-tune": "Fine-tuning alone",
+    "further": "Further pre-training",
+    "self-distill": "Self-distillation",
+}
+METRICS = {"accuracy": "accuracy", "macro_f1": "macro F1"}
+FOLLOWED = {  # by name in a history: title, axis, form
+    "target": ("Masked loss, new domain", "Held-out rows of the unlabelled data.", ".3g"),
+    "source": ("Masked loss, old domain", "Held-out rows of the source: what is forgotten.", ".3g"),
+    "distance": ("Distance from the start", "l2, of the encoder's weights.", ".3g"),
+    "score": (
+        "Probe",
+        "Mean accuracy of a linear and a kNN probe, inside the labelled training split.",
+        ".0%",
+    ),
+}
+
+
+def adapt_page(result: Result) -> str:
+    """Return a self-contained page, without script."""
+    asked = result["asked"]
+    return render(
+        "adapt.html",
+        title=f"Adapting {_last(asked['model'])} to {_last(asked['unlabelled'])}",
+        summary=_summary(result),
+        answers=answers(result),
+        arms=_arms(result),
+        verdicts=difference_rows(result),
+        seeds=_seeds(result),
+        charts=_charts(result["stages"]),
+        online=[
+            f"{stage_name(n)}: {s['online']}" for n, s in result["stages"].items() if s["online"]
+        ],
+        metric=METRICS[asked["metric"]],
+        split=result["split"],
+        labels=f"{result['labels']:,}",
+        drawn=asked["labels"] is not None,
+        margin=difference(asked["margin"], FORM, signed=False),
+        command=result["command"],
+        settings=_settings(result),
+    )
+
+
+def stage_name(stage: str) -> str:
+    return "Further pre-training" if stage == "further" else stage.replace("round-", "Round ")
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").split("/")[-1]
+
+
+def _summary(result: Result) -> str:
+    data, model, judged = result["data"], result["model"], result["judgement"]
+    return (
+        f"{model['class']}, {quantity(model['parameters'], THOUSANDS)} parameters; "
+        f"{data['train']:,} unlabelled rows; {result['labels']:,} labelled examples of "
+        f"{len(data['labelled']['classes'])} classes; {judged['seeds']} seeds; scored on "
+        f"{judged['examples']:,} examples of the {result['split']} split."
+    )
+
+
+def answers(result: Result) -> dict[str, str]:
+    """The first thing to read: a text for each question."""
+    judged, spent = result["judgement"], result["spent"]
+    best, means = judged["best"], judged["means"]
+    top = max(means, key=lambda arm: means[arm])
+    which = f"{ARMS[best]}." if best else f"{_sentence(judged['reason'])}."
+    scores = ", ".join(f"{ARMS[arm]} {number(mean, FORM)}" for arm, mean in means.items())
+    margin = difference(judged["margin"], FORM, signed=False)
+    sure = (
+        f"It is better than both others by more than {margin}."
+        if best
+        else f"No arm is shown to be better than both others; the highest mean has {ARMS[top]}."
+    )
+    cost = (
+        f"Pre-training: {quantity(spent['further'], THOUSANDS)}FLOPs for further pre-training, "
+        f"{quantity(spent['self-distill'], THOUSANDS)}FLOPs for self-distillation, which includes "
+        "it; fine-tuning alone needs none."
+    )
+    metric = METRICS[judged["metric"]]
+    return {"Which": which, "Scores": f"{metric}: {scores}.", "How sure": sure, "Cost": cost}
+
+
+def _sentence(text: str) -> str:
+    """A reason with the arms as the page calls them."""
+    for arm, name in sorted(ARMS.items(), key=lambda each: -len(each[0])):
+        text = text.replace(arm, name.lower())
+    return text[:1].upper() + text[1:]
+
+
+def difference_rows(result: Result) -> list[dict[str, Any]]:
+    """Every difference with its interval and what follows from it."""
+    rows = []
+    for each in result["judgement"]["differences"]:
+        a, b = ARMS[each["a"]].lower(), ARMS[each["b"]].lower()
+        margin = difference(each["margin"], FORM, signed=False)
+        said = {
+            "holds": f"{a} is better by more than {margin}",
+            "reversed": f"{b} is better by more than {margin}",
+            "negligible": f"less than {margin} apart",
+            "undecided": "undecided",
+        }[each["word"]]
+        low, high = each["interval"]
+        rows.append(
+            {
+                "arm": f"{a} − {b}",
+                "effect": difference(each["effect"], FORM),
+                "interval": difference_interval(low, high, FORM),
+                "word": each["word"],
+                "sign": VERDICTS[each["word"]],
+                "said": said,
+            }
+        )
+    return rows
+
+
+def _arms(result: Result) -> list[dict[str, str]]:
+    judged = result["judgement"]
+    rows = []
+    for arm, name in ARMS.items():
+        low, high = judged["intervals"][arm]
+        found = result["scores"][arm]
+        row = {"name": name, "best": arm == judged["best"]}
+        row |= {"mean": number(judged["means"][arm], FORM)}
+        row |= {"interval": f"{number(low, FORM)} to {number(high, FORM)}"}
+        for metric in ("accuracy", "macro_f1"):
+            row[metric] = number(fmean(each[metric] for each in found), FORM)
+        row["loss"] = number(fmean(each["loss"] for each in found), ".3f")
+        row["moved"] = number(fmean(result["moved"][arm]), ".3g")
+        spent = result["spent"][arm]
+        row["flops"] = quantity(spent, THOUSANDS) if spent else "none"
+        rows.append(row)
+    return rows
+
+
+def _seeds(result: Result) -> dict[str, Any]:
+    """The score of every seed."""
+    metric, first = result["asked"]["metric"], result["asked"]["seed"]
+    count = result["judgement"]["seeds"]
+    rows = [
+        [ARMS[arm], *(number(each[metric], FORM) for each in found)]
+        for arm, found in result["scores"].items()
+    ]
+    return {"columns": [f"Seed {first + i}" for i in range(count)], "rows": rows}
+
+
+def _charts(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was followed, stage by stage."""
+    made = []
+    for key, (title, note, form) in FOLLOWED.items():
+        series = [
+            Series(stage_name(name), *_along(stage["history"], key))
+            for name, stage in stages.items()
+            if any(key in line for line in stage["history"])
+        ]
+        if series:
+            top = 1.0 if key == "score" else None
+            chart = lines(f"{title} by step", series, across="Step", top=top, form=form)
+            made.append({"name": title, "note": note, "chart": chart})
+    return made
+
+
+def _along(history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
+    found = [(line["step"], line[key]) for line in history if key in line]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def _settings(result: Result) -> dict[str, str]:
+    asked = result["asked"]
+    shown = {
+        name.replace("_", " ").capitalize(): plain(value)
+        for name, value in asked.items()
+        if value is not None and name not in ("model", "unlabelled", "labelled", "source", "method")
+    }
+    stages = {
+        f"{stage_name(name)}": f"{stage['steps']:,} steps, kept that of step {stage['kept']:,}"
+        for name, stage in result["stages"].items()
+    }
+    return {**stages, **shown}
