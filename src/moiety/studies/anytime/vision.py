@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from ...anytime.backbones import MLP, VGG19, TreeMLP, TreeVGG19, crop_flip
 from ...anytime.data import Examples, problem_examples
 from ...anytime.fitting import Training
-from ...anytime.ledger import Line, summary
+from ...anytime.ledger import Line, Summary, summary
 from ...anytime.metering import Meter
 from ...data.load import load_problem
 from ...lab.study import Metric, Metrics, Running, Settings
@@ -80,8 +80,8 @@ def width_of(settings: Settings) -> int:
 
 def period_of(settings: Settings) -> int:
     """Phases between growths: as the paper's code has it, and else ten growths in a stream."""
-    if "every" in settings or isinstance(settings["wait"], str):
-        return settings.get("every", 1)
+    if settings.get("every") or isinstance(settings["wait"], str):
+        return settings.get("every") or 1
     phases = math.ceil(settings["batches"] / int(wait_of(settings)))
     return PERIODS.get(settings["model"], {}).get(phases, max(1, phases // 10))
 
@@ -130,8 +130,8 @@ def _meter() -> Meter:
 
 def course_of(settings: Settings, seeds: tuple[int, ...], device: torch.device) -> Course:
     """The course of the learner of an arm, and of those that are one program with it."""
-    own = {word: settings[word] for word in CELL if settings.get(word) is not None}
-    own |= {"wait": wait_of(settings), "width": width_of(settings)}
+    own = {word: settings[word] for word in CELL if settings.get(word) not in (None, False, "none")}
+    own |= {"wait": wait_of(settings), "width": width_of(settings), "every": period_of(settings)}
     names: Sequence[str] = [settings["learner"]]
     alone = settings.get("alone") or settings["width"] not in settings["widths"]
     if settings["learner"] in STACKED and not alone:
@@ -171,7 +171,7 @@ METRICS = {
     "tenth or end": Metric(
         "Error after a tenth of the stream if large, at the end if small", **LOWER
     ),
-    "compute": Metric("Comp: training TFLOPs, forward and backward", format=".3g", **PLAIN),
+    "compute": Metric("Comp: TFLOPs of training and growing, both ways", format=".3g", **PLAIN),
     "compute, forward": Metric("Comp as in the paper: forward TFLOPs", format=".3g", **PLAIN),
     "relative compute": Metric("Comp, as a multiple of the single model's", better="lower"),
     "memory": Metric("Mem: million parameters, summed over the stream", format=".3g", **PLAIN),
@@ -196,7 +196,7 @@ def metrics_of(lines: Sequence[Line], settings: Settings) -> dict[str, float | N
         "final error": found.final,
         "early error": math.fsum(errors[:tenth]) / tenth,
         "tenth or end": errors[tenth - 1] if large else found.final,
-        "compute": found.comp / 1e12,
+        "compute": spent(found) / 1e12,
         "compute, forward": found.comp_forward / 1e12,
         "memory": found.mem / 1e6,
         "steps": sum(line["steps"] for line in lines),
@@ -237,7 +237,7 @@ def ladder_of(settings: Settings, seeds: tuple[int, ...], device: torch.device) 
     widths = settings["ladder"] if settings.get("beside") else []
     if settings["learner"] in STACKED and not widths and settings["width"] in settings["widths"]:
         widths = [settings["width"]]
-    plain = {**settings, "learner": "single", "replay": "none", "capped": False}
+    plain = {**settings, "learner": "single", "replay": None, "capped": None, "every": None}
     return [course_of({**plain, "width": width}, seeds, device) for width in widths]
 
 
@@ -248,15 +248,19 @@ def beside(
     steps = [summary(course.lines["single"][i]) for course in ladder]
     mine, found = summary(lines), {}
     if len(steps) > 1:
-        for word, cost in (("compute", "comp"), ("memory", "mem")):
-            points = [(getattr(one, cost), one.average) for one in steps]
-            equal = interpolate(points, getattr(mine, cost))
+        for word, cost in (("compute", spent), ("memory", lambda one: one.mem)):
+            equal = interpolate([(cost(one), one.average) for one in steps], cost(mine))
             found[f"gain at equal {word}"] = equal - mine.average
     widths = settings["ladder"] if len(steps) > 1 else [settings["width"]]
     own = [one for width, one in zip(widths, steps) if width == settings["width"]]
     if own:
-        found["relative compute"] = mine.comp / own[0].comp
+        found["relative compute"] = spent(mine) / spent(own[0])
     return found
+
+
+def spent(one: Summary) -> float:
+    """FLOPs of training, and of growing, which for Firefly is training, too."""
+    return one.comp + one.comp_growth
 
 
 def interpolate(points: Sequence[tuple[float, float]], cost: float) -> float:
