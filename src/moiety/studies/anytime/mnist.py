@@ -66,8 +66,8 @@ study = Study(
         "UMix averages logits and gEns probabilities, as in the text; the code sums and averages "
         "logits",
         "gMoE starts with one expert a layer, as in the text; a leaf is split by its loss",
-        "growth: every phase where there are 10 or fewer, else 10 times in a stream; the paper's "
-        "code has every phase, for 10 phases",
+        "growth: every phase where there are 10 or fewer, else about 10 times in a stream; the "
+        "paper's code has every phase, for 10 phases",
         "Firefly is width growth of hidden layers as in section 3.5 of the digest, for an MLP",
         "Mem and Comp are sums from t = 1; backward passes count in Comp (the paper's forward-only "
         "figure stands beside it)",
