@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from moiety.adapt.encoders import Encoder
 from moiety.studies.adapt import corpora, masked_models, sources
@@ -142,6 +143,30 @@ def test_training_lowers_the_loss(kind):
     changes = {"steps": 80} if kind == "image" else {"steps": 80, "lr": 1e-2}
     short, longer = source(kind, 0, "smoke", steps=1), source(kind, 0, "smoke", **changes)
     assert longer.loss < 0.9 * short.loss
+
+
+class Waits(TorchDispatchMode):
+    """Refuses what a CUDA graph cannot hold, since the host would have to see a value."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select")
+
+    def __torch_dispatch__(self, op, types, args=(), words=None):
+        assert op.overloadpacket.__name__ not in self.NAMES, op
+        if op.overloadpacket.__name__ == "index":
+            assert not any(i is not None and i.dtype == torch.bool for i in args[1]), op
+        return op(*args, **(words or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_in_a_step_waits_for_the_host(kind):
+    encoder, corpus, settings = built(kind)
+    loss = masked_loss(encoder, corpus.train, settings)
+    with Waits():
+        loss(torch.arange(8)).backward()
+        with pytest.raises(AssertionError):
+            corpus.train[corpus.train > 3]
+        with pytest.raises(AssertionError):
+            corpus.train.sum().item()
 
 
 # -- images --------------------------------------------------------------------------------------
