@@ -21,6 +21,7 @@ ARMS = {
     "self-distill": "Self-distillation",
 }
 METRICS = {"accuracy": "accuracy", "macro_f1": "macro F1"}
+HEADS = {"accuracy": "Accuracy", "macro_f1": "Macro F1"}
 FOLLOWED = {  # by name in a history: title, axis, form
     "target": ("Masked loss, new domain", "Held-out rows of the unlabelled data.", ".3g"),
     "source": ("Masked loss, old domain", "Held-out rows of the source: what is forgotten.", ".3g"),
@@ -48,7 +49,9 @@ def adapt_page(result: Result) -> str:
         online=[
             f"{stage_name(n)}: {s['online']}" for n, s in result["stages"].items() if s["online"]
         ],
-        metric=METRICS[asked["metric"]],
+        metric=HEADS[asked["metric"]],
+        other=HEADS[_other(asked["metric"])],
+        numbers=_numbers(result["stages"]),
         split=result["split"],
         labels=f"{result['labels']:,}",
         drawn=asked["labels"] is not None,
@@ -80,21 +83,19 @@ def answers(result: Result) -> dict[str, str]:
     """The first thing to read: a text for each question."""
     judged, spent = result["judgement"], result["spent"]
     best, means = judged["best"], judged["means"]
-    top = max(means, key=lambda arm: means[arm])
     which = f"{ARMS[best]}." if best else f"{_sentence(judged['reason'])}."
-    scores = ", ".join(f"{ARMS[arm]} {number(mean, FORM)}" for arm, mean in means.items())
+    scores = ", ".join(f"{ARMS[arm].lower()} {number(mean, FORM)}" for arm, mean in means.items())
     margin = difference(judged["margin"], FORM, signed=False)
-    sure = (
-        f"It is better than both others by more than {margin}."
-        if best
-        else f"No arm is shown to be better than both others; the highest mean has {ARMS[top]}."
-    )
+    sure = f"It is better than both others by more than {margin}."
+    if not best:
+        widest = max(difference_rows(result), key=lambda row: row["size"])
+        sure = f"Largest difference: {widest['arm']} {widest['effect']} ({widest['interval']})."
     cost = (
         f"Pre-training: {quantity(spent['further'], THOUSANDS)}FLOPs for further pre-training, "
         f"{quantity(spent['self-distill'], THOUSANDS)}FLOPs for self-distillation, which includes "
         "it; fine-tuning alone needs none."
     )
-    metric = METRICS[judged["metric"]]
+    metric = HEADS[judged["metric"]]
     return {"Which": which, "Scores": f"{metric}: {scores}.", "How sure": sure, "Cost": cost}
 
 
@@ -121,6 +122,7 @@ def difference_rows(result: Result) -> list[dict[str, Any]]:
         rows.append(
             {
                 "arm": f"{a} − {b}",
+                "size": abs(each["effect"]),
                 "effect": difference(each["effect"], FORM),
                 "interval": difference_interval(low, high, FORM),
                 "word": each["word"],
@@ -131,17 +133,20 @@ def difference_rows(result: Result) -> list[dict[str, Any]]:
     return rows
 
 
-def _arms(result: Result) -> list[dict[str, str]]:
+def _other(metric: str) -> str:
+    return next(name for name in METRICS if name != metric)
+
+
+def _arms(result: Result) -> list[dict[str, Any]]:
     judged = result["judgement"]
     rows = []
     for arm, name in ARMS.items():
         low, high = judged["intervals"][arm]
         found = result["scores"][arm]
-        row = {"name": name, "best": arm == judged["best"]}
+        row: dict[str, Any] = {"name": name, "best": arm == judged["best"]}
         row |= {"mean": number(judged["means"][arm], FORM)}
         row |= {"interval": f"{number(low, FORM)} to {number(high, FORM)}"}
-        for metric in ("accuracy", "macro_f1"):
-            row[metric] = number(fmean(each[metric] for each in found), FORM)
+        row["other"] = number(fmean(each[_other(judged["metric"])] for each in found), FORM)
         row["loss"] = number(fmean(each["loss"] for each in found), ".3f")
         row["moved"] = number(fmean(result["moved"][arm]), ".3g")
         spent = result["spent"][arm]
@@ -177,6 +182,24 @@ def _charts(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
     return made
 
 
+def _numbers(stages: Mapping[str, Any]) -> dict[str, Any]:
+    """What was followed at the start and at the checkpoint that every stage kept."""
+    rows: list[tuple[str, int, Mapping[str, Any]]] = []
+    for name, stage in stages.items():
+        kept = next(line for line in stage["history"] if line["step"] == stage["kept"])
+        rows += [("At the start", 0, stage["history"][0])] if not rows else []
+        rows.append((stage_name(name), stage["kept"], kept))
+    keys = [key for key in FOLLOWED if any(key in line for _, _, line in rows)]
+    forms = {key: ".1%" if key == "score" else ".4g" for key in keys}
+    return {
+        "columns": ["Stage", "Step", *(FOLLOWED[key][0] for key in keys)],
+        "rows": [
+            [name, f"{step:,}", *(number(line.get(key), forms[key]) for key in keys)]
+            for name, step, line in rows
+        ],
+    }
+
+
 def _along(history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
     found = [(line["step"], line[key]) for line in history if key in line]
     return [step for step, _ in found], [value for _, value in found]
@@ -184,13 +207,15 @@ def _along(history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float],
 
 def _settings(result: Result) -> dict[str, str]:
     asked = result["asked"]
+    said = {"model", "unlabelled", "labelled", "source", "method", "seeds", "metric", "margin"}
+    said |= set() if asked["stop"] else {"patience"}
     shown = {
         name.replace("_", " ").capitalize(): plain(value)
         for name, value in asked.items()
-        if value is not None and name not in ("model", "unlabelled", "labelled", "source", "method")
+        if name not in said and value is not None and value is not False
     }
     stages = {
-        f"{stage_name(name)}": f"{stage['steps']:,} steps, kept that of step {stage['kept']:,}"
+        stage_name(name): f"{stage['steps']:,} steps, kept that of step {stage['kept']:,}"
         for name, stage in result["stages"].items()
     }
     return {**stages, **shown}

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 PAGE = "compare.html"
 DIFFERENCES = [
     Column("arm", "Difference"),
-    Column("effect", "Mean"),
-    Column("interval", "Interval"),
+    Column("points", "Points"),
+    Column("between", "Interval"),
     Column("said", "Verdict"),
 ]
 
@@ -64,9 +64,17 @@ def tell_judgement(result: dict[str, Any], out: Path, console: Console) -> None:
     from ..demo import show
 
     judged = result["judgement"]
+    rows = [
+        {
+            **row,
+            "points": row["effect"].removesuffix(" points"),
+            "between": row["interval"].removesuffix(" points").replace(" to ", "…"),
+        }
+        for row in difference_rows(result)
+    ]
     show(
         console,
-        difference_rows(result),
+        rows,
         DIFFERENCES,
         f"Differences, {judged['seeds']} seeds; intervals that hold together with 95 %",
     )

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from ... import io
+from ...report.words import duration
 from .telling import Bar, tell_costs, tell_files, tell_opened, tell_stages, tell_tuned
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def run(asked: Asked, out: Path, device: torch.device, save_every: float, repeat
         else:
             result = finish(asked, opened, adapted, out, bar, save_every=save_every)
     tell(result, out)
+    took = duration(adapted.seconds)
+    typer.echo(f"Pre-training took {took} and {adapted.flops['total']:.2e} FLOPs, as counted.")
 
 
 def tell(result: dict[str, Any], out: Path) -> None:

@@ -76,7 +76,7 @@ class Bar:
             disable=not self.console.is_terminal,
         )
         self.task: Any = None
-        self.name, self.begun = "", 0.0
+        self.name, self.begun = "", time.monotonic()
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -95,10 +95,10 @@ class Bar:
             if self.task is not None:
                 self.progress.remove_task(self.task)
             self.task = self.progress.add_task(named(name), total=1.0)
-            self.name, self.begun = name, time.monotonic()
+            self.name = name
         self.progress.update(self.task, completed=share)
         if share >= 1:
-            took = words.duration(time.monotonic() - self.begun)
+            took, self.begun = words.duration(time.monotonic() - self.begun), time.monotonic()
             self.console.print(
                 f"  {named(name)}: done in {took}", markup=False, highlight=False, soft_wrap=True
             )
