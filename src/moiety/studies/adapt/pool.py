@@ -1,0 +1,302 @@
+"""The adapted encoders and the fine-tunes that the studies of adaptation share.
+
+    def run(running):                                    # a trial of a study, see `tables`
+        case = case_of(running.settings, seed, running.device)
+        found = tuned(case, plan_of(settings), tune_of(settings), number=0, test=True)
+
+A `Case` is a source model with the labelled examples of one seed of a target set. An encoder
+depends on its case and on its plan: none, further pre-training, or rounds of self-distillation,
+each with the plan of its teacher inside. A fine-tune depends on its encoder, on its own settings
+and on a number; none depends on the study. Whoever needs one first makes it.
+
+    sources.folder()/<source>/<target>-<key>/             a plan: the encoder, adapted.json (last)
+    sources.folder()/<source>/<target>-<key>/course/      where its training is now
+    …/tuned-<key>/found.json                              what a fine-tune of it came to
+
+The test is read by the fine-tunes of main trials alone, once each, when their training is over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import io
+from ...adapt import finetune, further_pretrain, self_distill
+from ...adapt.encoders import Encoder
+from ...adapt.finetune import Tuned
+from ...adapt.rows import Rows
+from ...adapt.scores import scores
+from ...adapt.tuning import OPTIONS
+from ...train.draws import step_seed
+from .corpora import checksums
+from .sources import Source, settings_of, source
+from .targets import TARGETS, Examples, Target, load_target, spread
+
+RECIPE = 1  # of what trains here; a change of the code that trains otherwise adds one
+TUNE = 21  # what the seed of a case is used for, besides its own draws
+Plan = dict[str, Any]  # of an encoder, plain JSON; a teacher's is inside
+Tick = Callable[[float], None]
+
+# What a plan and a fine-tune take from the settings of a trial.
+TRAINED = ("batch", "lr", "weight_decay", "precision")
+MATCHED = ("match", "mae_weight", "distill_every", "match_routing", "norm")
+TUNED = ("batch", "weight_decay", "precision", "dropout")
+
+
+# -- what is asked for -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A source model and the labelled examples of one seed of a target set."""
+
+    source: Source
+    target: str
+    seed: int
+    labels: int | None  # None: as many as the set gives
+    length: int | None  # tokens of a text at most
+    side: int  # pixels of an image
+    parts: int  # of the test, for its own error: see `tables`
+    experts: Mapping[str, Any] | None  # words of `upcycle`, where the source becomes a mixture
+    device: torch.device
+
+    def open(self) -> Target:
+        """The target set, its test closed."""
+        return load_target(self.target, self.side)
+
+    def rows(self, encoder: Encoder, examples: Examples) -> Rows:
+        return examples.rows(encoder, self.length)
+
+    def start(self) -> Encoder:
+        """The encoder that every arm starts from."""
+        encoder = Encoder.load(self.source.path)
+        if self.experts:
+            from ...hf import upcycle
+
+            words = {**self.experts, "inplace": True}
+            encoder.model = upcycle(encoder.model, **words)
+        return encoder.to(self.device)
+
+    def home(self, plan: Plan | None) -> Path:
+        """The folder of an encoder: some words to read, and a hash of all it depends on."""
+        asked = {
+            "labels": self.labels,
+            "length": self.length,
+            "files": checksums(self.target),
+            "experts": None if self.experts is None else dict(self.experts),
+            "plan": plan,
+            "recipe": RECIPE,
+        }
+        return self.source.path / f"{self.target.replace(' ', '-')}-{_key(asked)}"
+
+
+def case_of(settings: Mapping[str, Any], seed: int, device: torch.device) -> Case:
+    """The case of a trial; at a small scale another set may stand in for the arm's."""
+    target = settings["sets"].get(settings["target"], settings["target"])
+    kind = kind_of(target)
+    found = source(kind, seed, settings["source"], device=device)
+    side = settings_of(kind, settings["source"]).get("side", 0)
+    labels = settings.get("labels")
+    share = settings.get("label_share", 1.0)  # of a low-resource arm, at a small scale
+    return Case(
+        source=found,
+        target=target,
+        seed=seed,
+        labels=None if labels is None else max(round(labels * share), 2),
+        length=settings[kind].get("length"),
+        side=side,
+        parts=settings["parts"],
+        experts=settings.get("experts"),
+        device=device,
+    )
+
+
+def kind_of(target: str) -> Any:
+    """ "image" or "text", from the measure of a set: texts have F1, images accuracy."""
+    return "image" if TARGETS[target].measure == "accuracy" else "text"
+
+
+def plan_of(settings: Mapping[str, Any]) -> Plan | None:
+    """What becomes of the source before it is fine-tuned.
+
+    adapt    None, "further" or "distil"; rounds: of the last
+    times    of the steps of the scale, for all stages
+    """
+    if settings["adapt"] is None:
+        return None
+    kind = kind_of(settings["sets"].get(settings["target"], settings["target"]))
+    own = settings[kind]
+    stage = {word: own[f"adapt_{word}"] for word in TRAINED}
+    stage["steps"] = max(round(own["adapt_steps"] * settings.get("times", 1)), 1)
+    plan = {"stage": "further", **stage}
+    if settings["adapt"] == "further":
+        return plan
+    matched = {word: settings[word] for word in MATCHED if word in settings}
+    for _ in range(settings.get("rounds", 1)):
+        plan = {"stage": "distil", **stage, **matched, "teacher": plan}
+    return plan
+
+
+def tune_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How the classifier of a trial is trained; `lr` and `longer` are searched."""
+    kind = kind_of(settings["sets"].get(settings["target"], settings["target"]))
+    own, method = settings[kind], settings.get("method", "plain")
+    return {
+        **{word: own[f"tune_{word}"] for word in TUNED},
+        "lr": settings["lr"],
+        "steps": own["tune_steps"] * settings["longer"],
+        "method": method,
+        "options": {word: settings[word] for word in OPTIONS[method] if word in settings},
+    }
+
+
+# -- encoders --------------------------------------------------------------------------------------
+
+
+def adapted(case: Case, plan: Plan | None, tick: Tick | None = None) -> Encoder:
+    """The encoder of a plan: loaded where it is, else trained and kept; so its teacher before."""
+    if plan is None:
+        return case.start()
+    home = case.home(plan)
+    if not (home / "adapted.json").exists():
+        if plan["stage"] == "distil":
+            adapted(case, plan["teacher"], tick)
+        # Who wants it at the same time waits, however long that is, and then finds it.
+        with io.lease(home, wait=math.inf):
+            if not (home / "adapted.json").exists():
+                _adapt(home, case, plan, tick)
+    return Encoder.load(home).to(case.device)
+
+
+def _adapt(home: Path, case: Case, plan: Plan, tick: Tick | None) -> None:
+    """Train an encoder and write it; the description is last, so that with it all is there."""
+    began, encoder = time.perf_counter(), case.start()
+    # The paper's unlabelled data: those that have labels, without them.
+    rows = case.rows(encoder, case.open().labelled(case.seed, case.labels))
+    words = {word: plan[word] for word in (*TRAINED, *MATCHED, "steps") if word in plan}
+    words |= {"seed": case.seed, "out": home / "course", "checks": 1}
+    if tick is not None:
+        words["tick"] = lambda name, share: tick(share / 2)
+    if plan["stage"] == "further":
+        found = further_pretrain(encoder, rows, **words)
+    else:
+        teacher = adapted(case, plan["teacher"]).model.state_dict()
+        found = self_distill(encoder, rows, teacher=teacher, **words)
+    found.encoder.to("cpu").save(home)
+    about = {
+        "plan": plan,
+        "seed": case.seed,
+        "history": found.history,
+        "flops": found.flops,
+        "seconds": round(time.perf_counter() - began, 3),
+        "versions": {"torch": torch.__version__, "device": case.device.type},
+    }
+    io.write_json(home / "adapted.json", about)
+    shutil.rmtree(home / "course", ignore_errors=True)
+
+
+# -- fine-tunes ------------------------------------------------------------------------------------
+
+
+def tuned(
+    case: Case,
+    plan: Plan | None,
+    tune: Mapping[str, Any],
+    number: int,
+    *,
+    test: bool,
+    tick: Tick | None = None,
+) -> dict[str, Any]:
+    """What fine-tune `number` of an encoder came to, done now or found.
+
+    train, validation, test   scores; test only if asked for
+    without                   test scores without each of its parts in turn
+    distance                  l2, of the trunk from the source's
+    curve                     of the training
+    """
+    asked = {**tune, "number": number, "test": test, "parts": case.parts if test else 0}
+    home = case.home(plan) / f"tuned-{_key(asked)}"
+    path = home / "found.json"
+    if not path.exists():
+        adapted(case, plan, tick)
+        with io.lease(home, wait=math.inf):
+            if not path.exists():
+                io.write_json(path, {"asked": asked, **_tune(case, plan, tune, number, test, tick)})
+    return io.read_json(path)
+
+
+def _tune(
+    case: Case,
+    plan: Plan | None,
+    tune: Mapping[str, Any],
+    number: int,
+    test: bool,
+    tick: Tick | None,
+) -> dict[str, Any]:
+    target, encoder = case.open(), adapted(case, plan)
+    found = finetune(
+        encoder,
+        case.rows(encoder, target.labelled(case.seed, case.labels)),
+        validation=case.rows(encoder, target.validation(case.seed)),
+        classes=target.classes,
+        seed=step_seed(step_seed(case.seed, TUNE), number),
+        checks=2,
+        tick=tick,
+        **tune,
+    )
+    told = {
+        **found.scores,
+        "distance": found.classifier.distance(case.start()),
+        "curve": [{"step": line["step"], "loss": line["loss"]} for line in found.history],
+        "seconds": round(found.seconds, 3),
+    }
+    return {**told, **_tested(found, encoder, case, target.test())} if test else told
+
+
+def _tested(found: Tuned, encoder: Encoder, case: Case, test: Examples) -> dict[str, Any]:
+    """Scores on the test, whole and without each of its parts."""
+    assert test.labels is not None
+    logits, labels = found.logits(case.rows(encoder, test)), test.labels
+    part = parts_of(labels, case.parts)
+    kept = [scores(logits[part != p], labels[part != p]) for p in range(case.parts)]
+    return {"test": scores(logits, labels), "without": kept}
+
+
+def parts_of(labels: Tensor, count: int) -> Tensor:
+    """`[N]`: the number of the part that each test item is in; every class is spread over all."""
+    part = np.empty(len(labels), dtype=np.int64)
+    part[spread(labels.numpy(), 0)] = np.arange(len(labels)) % count
+    return torch.from_numpy(part)
+
+
+def on_part(found: Mapping[str, Any], measure: str, part: int) -> float:
+    """A score of one part of the test, as a jackknife has it: P · whole − (P − 1) · without it.
+
+    Of an accuracy or a mean loss it is the plain value on that part, where parts are equal; of F1,
+    which is no mean over items, its share in the whole. The mean over parts is the whole.
+    """
+    count = len(found["without"])
+    return count * found["test"][measure] - (count - 1) * found["without"][part][measure]
+
+
+def mean_of(found: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> float:
+    """Of nested fine-tunes."""
+    return fmean(value(one) for one in found)
+
+
+def _key(asked: Mapping[str, Any]) -> str:
+    text = json.dumps(asked, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

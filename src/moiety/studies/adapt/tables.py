@@ -1,0 +1,243 @@
+"""What the studies of adaptation share: arms, one trial, its numbers, scales and the search.
+
+    study = adapt_study(name="adapt/images", arms=arms_of(SETS, METHODS), claims=[…], …)
+
+An arm is a set and a method, "usps / self-distillation". A seed is a new source model, labelled
+subset, validation split and fine-tunes; the fine-tunes of a seed are nested in it, their mean is
+its number, and intervals are over seeds.
+
+The test is the same for all seeds, so that a spread over seeds would not know that another test
+might have said something else. So every claim is judged on parts: seed s counts on part s of the
+test alone (`pool.on_part`). The mean over seeds is that of the whole test, and what differs
+between seeds are sources, splits, fine-tunes and test items together.
+
+Settings are searched on seed 0, its validation split and fine-tunes of its own: 8 points, a
+learning rate in each quarter of the range for each of two lengths, and one more number for the
+methods that have one. The test stays closed.
+
+What a batch of an H200 takes, see `projection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...lab.claims import Claim
+from ...lab.study import Metric, Metrics, Running, Scale, Settings, Study
+from ...lab.tuning import FIRST_SEED, Choice, LogUniform, Search
+from . import PAPER, pool
+from .pool import kind_of
+from .statements import DEVIATIONS, NOTES
+from .targets import TARGETS
+
+SEARCHED = 0  # the seed whose validation split settings are chosen on
+IMAGES = ("pneumoniamnist", "fashion-mnist", "usps", "omniglot")
+TEXTS = ("acl-arc", "scierc", "chemprot", "tweeteval-emotion")
+
+# -- arms ------------------------------------------------------------------------------------------
+
+FINE_TUNING: Settings = {"adapt": None}
+FURTHER: Settings = {"adapt": "further"}
+SELF: Settings = {"adapt": "distil"}
+METHODS: dict[str, Settings] = {
+    "fine-tuning": FINE_TUNING,
+    "RecAdam": {**FINE_TUNING, "method": "recadam"},
+    "MARS": {**FINE_TUNING, "method": "mars"},
+    "R3F": {**FINE_TUNING, "method": "r3f"},
+    "further pre-training": FURTHER,
+    "self-distillation": SELF,
+}
+
+
+def arm(target: str, method: str) -> str:
+    """The name of an arm."""
+    return f"{target} / {method}"
+
+
+def arms_of(targets: Iterable[str], methods: Mapping[str, Settings]) -> dict[str, Settings]:
+    """Every method on every set."""
+    return {
+        arm(target, method): {"target": target, **settings}
+        for target in targets
+        for method, settings in methods.items()
+    }
+
+
+# -- a trial ---------------------------------------------------------------------------------------
+
+SCORE, JUDGED, VALIDATION = "score", "judged score", "validation score"
+GAP, JUDGED_GAP, DISTANCE = "gap", "judged gap", "distance"
+TRAIN_LOSS, TEST_LOSS, JUDGED_LOSS = "training loss", "test loss", "judged test loss"
+METRICS = {
+    SCORE: Metric("Test accuracy or F1", format=".1%"),
+    JUDGED: Metric("The same, each seed on its part of the test", format=".1%"),
+    VALIDATION: Metric("Validation accuracy or F1", format=".1%", split="validation"),
+    TEST_LOSS: Metric("Test loss", better="lower", format=".3f"),
+    JUDGED_LOSS: Metric("Test loss, each seed on its part", better="lower", format=".3f"),
+    TRAIN_LOSS: Metric("Training loss", better="", format=".2g", split="train"),
+    GAP: Metric("Test less training loss", better="lower", format=".3f"),
+    JUDGED_GAP: Metric("The same, each seed on its part", better="lower", format=".3f"),
+    DISTANCE: Metric("Distance from the source's weights", better="lower", format=".2f", split=""),
+}
+
+
+def run(running: Running) -> Metrics:
+    """Fine-tune the encoder of an arm and a seed as often as the scale says."""
+    settings = running.settings
+    searching = settings.get("stage") == "tune"
+    seed = SEARCHED if searching else running.seed
+    case = pool.case_of(settings, seed, running.device)
+    first = settings["tunes"] + running.seed - FIRST_SEED if searching else 0
+    numbers = range(first, first + (1 if searching else settings["tunes"]))
+    plan, tune = pool.plan_of(settings), pool.tune_of(settings)
+    found = [
+        pool.tuned(case, plan, tune, number, test=not searching, tick=running.tick)
+        for number in numbers
+    ]
+    running.curve.rewind(-1)
+    for row in found[0]["curve"]:
+        running.curve.append(**row)
+    measure = TARGETS[case.target].measure
+    told = {VALIDATION: pool.mean_of(found, lambda one: one["validation"][measure])}
+    if searching:  # the test stays closed
+        return {**dict.fromkeys(METRICS), **told}
+    return {**told, **tested(found, measure, seed % case.parts)}
+
+
+def tested(found: list[dict[str, Any]], measure: str, part: int) -> dict[str, float]:
+    """The numbers of a main trial."""
+    test = pool.mean_of(found, lambda one: one["test"]["loss"])
+    own = pool.mean_of(found, lambda one: pool.on_part(one, "loss", part))
+    train = pool.mean_of(found, lambda one: one["train"]["loss"])
+    return {
+        SCORE: pool.mean_of(found, lambda one: one["test"][measure]),
+        JUDGED: pool.mean_of(found, lambda one: pool.on_part(one, measure, part)),
+        TEST_LOSS: test,
+        JUDGED_LOSS: own,
+        TRAIN_LOSS: train,
+        GAP: test - train,
+        JUDGED_GAP: own - train,
+        DISTANCE: pool.mean_of(found, lambda one: one["distance"]),
+    }
+
+
+# -- scales ----------------------------------------------------------------------------------------
+
+
+def _kind(steps: int, tune: int, batch: int, lr: float, **more: Any) -> dict[str, Any]:
+    """The settings of images or of texts at a scale."""
+    return {
+        "adapt_steps": steps,
+        "adapt_batch": batch,
+        "adapt_lr": lr,
+        "adapt_weight_decay": 0.01,
+        "adapt_precision": "float32",
+        "tune_steps": tune,
+        "tune_batch": batch,
+        "tune_weight_decay": 0.01,
+        "tune_precision": "float32",
+        "tune_dropout": 0.1,
+        **more,
+    }
+
+
+STAND_INS = {**dict.fromkeys(IMAGES, "digits"), **dict.fromkeys(TEXTS, "made up")}
+SCALES = {
+    "smoke": Scale(
+        seeds=2,
+        settings={
+            "source": "smoke",
+            "sets": STAND_INS,
+            "parts": 2,
+            "tunes": 1,
+            "label_share": 0.02,
+            "image": _kind(2, 2, 16, 1e-3),
+            "text": _kind(2, 2, 16, 1e-3, length=16),
+        },
+    ),
+    "small": Scale(
+        seeds=5,
+        settings={
+            "source": "small",
+            "sets": {},
+            "parts": 5,
+            "tunes": 1,
+            "image": _kind(100, 50, 64, 1e-3),
+            "text": _kind(100, 50, 32, 1e-3, length=48),
+        },
+    ),
+    "full": Scale(
+        seeds=5,
+        settings={
+            "source": "full",
+            "sets": {},
+            "parts": 5,
+            "tunes": 2,
+            "image": _kind(800, 300, 64, 5e-4),
+            "text": _kind(800, 300, 32, 3e-4, length=128),
+        },
+    ),
+}
+
+# -- the search ------------------------------------------------------------------------------------
+
+POINTS = {"smoke": 1, "small": 8, "full": 8}
+RATES = {"image": LogUniform(1e-4, 3e-3), "text": LogUniform(5e-5, 1e-3)}
+# Of the methods that have a number of their own; lr times strength stays below 1.
+OWN = {
+    "recadam": {"strength": LogUniform(1, 300)},
+    "mars": {"radius": LogUniform(0.3, 30)},
+    "r3f": {"noise": LogUniform(1e-5, 1e-1)},
+}
+BALANCED = 2217  # of the draws: a rate in each quarter of the range for each length
+
+
+def search_of(arms: Mapping[str, Settings]) -> Search:
+    """The same search for every arm."""
+    spaces = {
+        name: {
+            "lr": RATES[kind_of(settings["target"])],
+            **OWN.get(settings.get("method", "plain"), {}),
+        }
+        for name, settings in arms.items()
+    }
+    space = {"longer": Choice([1, 2])}
+    return Search(space=space, spaces=spaces, trials=POINTS, metric=VALIDATION, seed=BALANCED)
+
+
+# -- a study ---------------------------------------------------------------------------------------
+
+
+def adapt_study(
+    *,
+    name: str,
+    title: str,
+    question: str,
+    arms: Mapping[str, Settings],
+    claims: Sequence[Claim],
+    first: Sequence[str] = (),
+    deviations: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> Study:
+    """A study of such trials; `first` are the metrics to show before the others."""
+    return Study(
+        name=name,
+        title=title,
+        question=question,
+        run=run,
+        arms=arms,
+        metrics={word: METRICS[word] for word in (*first, *(w for w in METRICS if w not in first))},
+        scales=SCALES,
+        claims=claims,
+        varies=(
+            "source model",
+            "labelled subset and validation split",
+            "adaptation and fine-tunes",
+            "part of the test",
+        ),
+        paper=PAPER,
+        search=search_of(arms),
+        deviations=[*DEVIATIONS, *deviations],
+        notes=[*NOTES, *notes],
+    )
