@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch.utils.data import TensorDataset
 
+from moiety.adapt import reading
 from moiety.adapt.corpus import read_corpus
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.labelled import read_labelled
@@ -129,6 +130,13 @@ def test_texts_ids_and_rows_in_memory(reader):
     assert all_rows(read_corpus(corpus.train, reader)) == sorted(
         tuple(int(i) for i in row) for row in corpus.train.take(range(len(corpus.train)))
     )
+
+
+def test_a_built_in_set_without_labels_is_a_corpus(monkeypatch, reader):
+    texts = [f"w{i % 9} w{i % 7} w{i % 5}" for i in range(40)]
+    monkeypatch.setattr(reading, "load_texts", lambda name, data_dir: texts)
+    corpus = read_corpus("imdb-text", reader, length=8)
+    assert len(corpus.train) + len(corpus.held) == 40
 
 
 def test_what_is_held_out_follows_from_the_seed():

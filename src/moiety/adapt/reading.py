@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ..data import Problem, load_problem
 from ..data.columns import TEXT_NAMES, is_text
 from ..data.images import SUFFIXES, _decode, _header
-from ..data.named import NAMED
+from ..data.named import NAMED, load_texts
 from ..data.splits import split_of
 from ..tables import PACKED, read_lines, read_table, table_kind
 from .images import check_images
@@ -70,7 +70,9 @@ def problem_of(source: Any, data_dir: str | Path | None, **words: Any) -> Proble
 
 
 def problem_texts(source: Any, data_dir: str | Path | None = None) -> list[str]:
-    """The texts of the training split."""
+    """The texts of the training split, or all of a built-in set without labels."""
+    if not isinstance(source, Problem) and not NAMED[str(source)].labelled:
+        return load_texts(str(source), data_dir)
     problem = problem_of(source, data_dir)
     if problem.kind != "text":
         raise ValueError(f"{problem.name} holds no texts, and the model reads texts")

@@ -70,10 +70,11 @@ def load_tokenizer(path_or_id: str) -> Any:
 
 def load_image_processor(path_or_id: str) -> Any:
     """The image processor of a model, or None if it has none."""
-    import transformers
+    # By its module: transformers 5.17 hides the name where there is no torchvision.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     try:
-        return transformers.AutoImageProcessor.from_pretrained(path_or_id, trust_remote_code=False)
+        return AutoImageProcessor.from_pretrained(path_or_id, trust_remote_code=False)
     except (OSError, ValueError, KeyError):
         return None
 
