@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .statements import CLOSER, DISTANCE, FAR, JUDGED_GAP, JUDGED_LOSS, ahead
-from .tables import FURTHER, GAP, IMAGES, SELF, TEST_LOSS, adapt_study, arms_of
 from .tables import DISTANCE as SHOWN
+from .tables import FURTHER, GAP, IMAGES, SELF, TEST_LOSS, adapt_study, arms_of
 
 ASKED = {
     JUDGED_GAP: ("the gap of test and training loss is smaller", "3 §5.8 Fig. 5a", CLOSER),

@@ -40,6 +40,7 @@ from ...adapt.finetune import Tuned
 from ...adapt.rows import Rows
 from ...adapt.scores import scores
 from ...adapt.tuning import OPTIONS
+from ...train import seeded
 from ...train.draws import step_seed
 from .corpora import checksums
 from .sources import Source, settings_of, source
@@ -86,8 +87,8 @@ class Case:
         if self.experts:
             from ...hf import upcycle
 
-            words = {**self.experts, "inplace": True}
-            encoder.model = upcycle(encoder.model, **words)
+            with seeded(self.seed):  # of the routers
+                encoder.model = upcycle(encoder.model, **self.experts)
         return encoder.to(self.device)
 
     def home(self, plan: Plan | None) -> Path:
@@ -110,12 +111,13 @@ def case_of(settings: Mapping[str, Any], seed: int, device: torch.device) -> Cas
     found = source(kind, seed, settings["source"], device=device)
     side = settings_of(kind, settings["source"]).get("side", 0)
     labels = settings.get("labels")
-    share = settings.get("label_share", 1.0)  # of a low-resource arm, at a small scale
+    if labels is not None:
+        labels = max(round(labels * settings["label_share"]), 2)
     return Case(
         source=found,
         target=target,
         seed=seed,
-        labels=None if labels is None else max(round(labels * share), 2),
+        labels=None if labels == TARGETS[target].labels else labels,
         length=settings[kind].get("length"),
         side=side,
         parts=settings["parts"],
@@ -170,15 +172,20 @@ def adapted(case: Case, plan: Plan | None, tick: Tick | None = None) -> Encoder:
     """The encoder of a plan: loaded where it is, else trained and kept; so its teacher before."""
     if plan is None:
         return case.start()
+    make(case, plan, tick)
+    return Encoder.load(case.home(plan)).to(case.device)
+
+
+def make(case: Case, plan: Plan | None, tick: Tick | None = None) -> None:
+    """Train the encoder of a plan, if it is not there."""
+    if plan is None or (case.home(plan) / "adapted.json").exists():
+        return
     home = case.home(plan)
-    if not (home / "adapted.json").exists():
-        if plan["stage"] == "distil":
-            adapted(case, plan["teacher"], tick)
-        # Who wants it at the same time waits, however long that is, and then finds it.
-        with io.lease(home, wait=math.inf):
-            if not (home / "adapted.json").exists():
-                _adapt(home, case, plan, tick)
-    return Encoder.load(home).to(case.device)
+    make(case, plan.get("teacher"), tick)
+    # Who wants it at the same time waits, however long that is, and then finds it.
+    with io.lease(home, wait=math.inf):
+        if not (home / "adapted.json").exists():
+            _adapt(home, case, plan, tick)
 
 
 def _adapt(home: Path, case: Case, plan: Plan, tick: Tick | None) -> None:
@@ -231,7 +238,7 @@ def tuned(
     home = case.home(plan) / f"tuned-{_key(asked)}"
     path = home / "found.json"
     if not path.exists():
-        adapted(case, plan, tick)
+        make(case, plan, tick)
         with io.lease(home, wait=math.inf):
             if not path.exists():
                 io.write_json(path, {"asked": asked, **_tune(case, plan, tune, number, test, tick)})

@@ -54,6 +54,7 @@ def ahead(
     targets: Iterable[str],
     *,
     quote: str,
+    number: str = "",
     numbers: Mapping[tuple[str, str], str] | None = None,
     metric: str = JUDGED,
     **words: Any,
@@ -65,7 +66,7 @@ def ahead(
             f"{target} / {b}",
             metric=metric,
             quote=f"{quote}: than {b}, on {target}",
-            number=(numbers or {}).get((target, b), ""),
+            number=(numbers or {}).get((target, b), number),
             tier="proxy",
             **words,
         )
