@@ -29,6 +29,7 @@ from moiety.adapt.tuning import Tuning
 PLACES = killed_pretraining.PLACES | {
     "asked": ((os, "replace"), "before", "killed/plan.json"),
     "tokens": ((os, "replace"), "before", "corpus/ends.npy"),
+    "heading": ((os, "replace"), "before", "round-2/cache/header.json"),
     "headed": ((os, "replace"), "after", "round-2/cache/header.json"),
     "second": ((Objective, "_distilled"), "before", ""),
     "tune": ((Tuning, "advance"), "before", ""),

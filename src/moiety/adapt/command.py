@@ -24,81 +24,23 @@ import dataclasses
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+import torch
 
 from .. import io
 from ..cost import parameters
+from .asked import DISTILLATION, PRETRAINING, Asked
 from .checking import write_check
+from .classifier import Classifier
 from .corpus import Corpus, read_corpus
 from .course import Tick, settle
 from .encoders import Encoder
-from .finetune import Tuned, finetune
+from .finetune import RATES, Tuned, finetune
 from .labelled import Labelled, read_labelled
 from .pretrain import Adapted, further_pretrain, self_distill
-
-Way = Literal["self-distill", "further", "compare"]
-PRETRAINING = ("steps", "batch", "lr", "checks", "stop", "patience", "precision", "warm_steps")
-DISTILLATION = (
-    *("rounds", "match", "mae_weight", "distill_weight", "distill_every", "match_routing"),
-    *("cache", "cache_limit"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is wanted: the words of `moiety adapt`, and what decides the bits of its result."""
-
-    model: str
-    unlabelled: str
-    labelled: str | None = None
-    source: str | None = None
-    method: Way = "self-distill"
-    # pre-training
-    steps: int = 2000
-    batch: int | None = None
-    lr: float | None = None
-    checks: int = 8
-    stop: Literal["probe"] | None = None
-    patience: int = 3
-    precision: Literal["float32", "bfloat16"] = "float32"
-    warm_steps: int = 500
-    # self-distillation
-    rounds: int = 1
-    match: Literal["hidden", "cls", "prediction", "weights"] | None = None
-    mae_weight: float = 1.0
-    distill_weight: float = 1.0
-    distill_every: int = 1
-    match_routing: float = 0.0
-    cache: bool = True
-    cache_limit: int | None = None
-    # fine-tuning
-    tune: Literal["plain", "recadam", "mars", "r3f"] = "plain"
-    epochs: int = 10
-    tune_batch: int | None = None
-    tune_lr: float | None = None
-    # reading
-    text: str | None = None
-    target: str | None = None
-    length: int | None = None
-    fit: bool = False
-    data_dir: str | None = None
-    # of a comparison alone
-    seeds: int = 5
-    labels: int | None = None
-    metric: Literal["accuracy", "macro_f1"] = "accuracy"
-    margin: float = 0.01
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.labelled is None and self.stop == "probe":
-            raise ValueError("--stop probe needs --labelled, whose training split it probes on")
-        if self.labelled is None and self.method == "compare":
-            raise ValueError("--method compare needs --labelled, to fine-tune on and to score")
-        if self.method == "compare" and self.seeds < 5:
-            raise ValueError(f"--seeds must be at least 5 to compare, got {self.seeds}")
-
-    def words(self, names: tuple[str, ...]) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in names}
+from .rows import Rows
+from .tuning import TuneRecipe
 
 
 @dataclass
@@ -118,16 +60,29 @@ def begin(asked: Asked, out: Path | None, device: Any = None) -> Opened:
     Without `out` nothing is written.
     """
     plan = dataclasses.asdict(asked)
-    if out is not None and (out / "plan.json").exists():
+    if out is not None and (out / "pretraining" / "plan.json").exists():
         settle(out, plan)
     opened = open_all(asked, None if out is None else out / "pretraining")
+    check_tuning(asked, opened)
     if device is not None:
         opened.encoder.to(device)
     if out is not None:
         for left in out.glob(".*.tmp"):  # by a process that was killed
             left.unlink()
-        settle(out, plan)  # not before: a command that was refused can be put right
+        # As long as nothing is trained, a command that was refused can be put right.
+        io.write_json(out / "plan.json", plan)
     return opened
+
+
+def check_tuning(asked: Asked, opened: Opened) -> None:
+    """Raise now, not after the pre-training, for what fine-tuning would refuse."""
+    if opened.labelled is None:
+        return
+    Classifier.build(opened.encoder, opened.labelled.classes)
+    lr = RATES[opened.encoder.kind] if asked.tune_lr is None else asked.tune_lr
+    TuneRecipe(steps=1, batch=1, lr=lr, method=asked.tune)
+    if asked.labels is not None:
+        draw(opened.labelled, asked.labels, asked.seed)
 
 
 def open_all(asked: Asked, folder: Path | None) -> Opened:
@@ -147,6 +102,23 @@ def open_all(asked: Asked, folder: Path | None) -> Opened:
         labelled = read_labelled(asked.labelled, encoder, **words)
     source = None if asked.source is None else corpus(asked.source, "source")
     return Opened(encoder, corpus(asked.unlabelled, "corpus"), source, labelled, processor)
+
+
+def draw(labelled: Labelled, count: int | None, seed: int) -> Rows:
+    """Some labelled training examples by the seed, at least one of each class; or all of them."""
+    train = labelled.train
+    if count is None:
+        return train
+    assert train.labels is not None
+    classes = len(train.labels.unique())
+    if not classes <= count <= len(train):
+        raise ValueError(
+            f"--labels must be from {classes}, one for each class, to {len(train)}, got {count}"
+        )
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
+    first = [int((train.labels[order] == c).nonzero()[0]) for c in train.labels.unique()]
+    rest = [place for place in range(len(order)) if place not in set(first)]
+    return train.part(order[sorted([*first, *rest[: count - classes]])])
 
 
 def pretrain(

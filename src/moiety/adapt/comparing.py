@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .command import Asked, Opened, save, tuned_from
+from .asked import Asked
+from .command import Opened, draw, save, tuned_from
 from .course import Tick
 from .encoders import Encoder
 from .finetune import Tuned
-from .labelled import Labelled
 from .pretrain import Adapted
-from .rows import Rows
 from .scores import scores
 
 ARMS = ("fine-tune", "further", "self-distill")
@@ -104,20 +103,3 @@ def arms_of(adapted: Adapted) -> dict[str, Encoder]:
         made[arm] = adapted.encoder.copy()
         made[arm].model.load_state_dict(dict(state))
     return made
-
-
-def draw(labelled: Labelled, count: int | None, seed: int) -> Rows:
-    """Some labelled training examples by the seed, at least one of each class; or all of them."""
-    train = labelled.train
-    if count is None:
-        return train
-    assert train.labels is not None
-    classes = len(train.labels.unique())
-    if not classes <= count <= len(train):
-        raise ValueError(
-            f"--labels must be from {classes}, one for each class, to {len(train)}, got {count}"
-        )
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
-    first = [int((train.labels[order] == c).nonzero()[0]) for c in train.labels.unique()]
-    rest = [place for place in range(len(order)) if place not in set(first)]
-    return train.part(order[sorted([*first, *rest[: count - classes]])])

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from .. import cost
+from .asked import PRETRAINING, Asked
 from .cache import look_through
 from .classifier import Classifier
-from .command import PRETRAINING, Asked, Opened
-from .comparing import ARMS, draw
+from .command import Opened, draw
+from .comparing import ARMS
 from .course import Course
 from .encoders import Encoder
 from .finetune import BATCHES as TUNE_BATCHES

@@ -137,7 +137,8 @@ def command(
 ) -> None:
     """Adapt a masked encoder to unlabelled data, and fine-tune it where there are labels."""
     from ... import io
-    from ...adapt.command import Asked, begin
+    from ...adapt.asked import Asked
+    from ...adapt.command import begin
     from ...train import find_device
     from ..demo import check_writable
     from .running import dry, run

@@ -13,7 +13,8 @@ from ...report import Column
 from ...report.adapt import adapt_page, answers, difference_rows
 
 if TYPE_CHECKING:
-    from ...adapt.command import Asked, Opened
+    from ...adapt.asked import Asked
+    from ...adapt.command import Opened
     from ...adapt.pretrain import Adapted
     from .telling import Bar
 

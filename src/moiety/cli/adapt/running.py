@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from ...report.words import duration
 from .telling import Bar, tell_costs, tell_files, tell_opened, tell_stages, tell_tuned
 
 if TYPE_CHECKING:
-    from ...adapt.command import Asked, Opened
+    from ...adapt.asked import Asked
+    from ...adapt.command import Opened
 
 
 def dry(asked: Asked, opened: Opened) -> None:
@@ -28,13 +30,15 @@ def dry(asked: Asked, opened: Opened) -> None:
 def run(asked: Asked, out: Path, device: torch.device, save_every: float, repeat: str) -> None:
     """Run, or go on, to the end; what is done already is told again."""
     from ...adapt.command import begin, finish, pretrain
+    from ...adapt.course import settle
 
-    again, done = (out / "plan.json").exists(), (out / "result.json").exists()
-    opened = begin(asked, out, device)
-    if done:
+    if (out / "result.json").exists():
+        settle(out, dataclasses.asdict(asked))
         typer.echo(f"{out} is complete; another --out runs it anew.")
         tell(io.read_json(out / "result.json"), out)
         return
+    again = (out / "plan.json").exists()
+    opened = begin(asked, out, device)
     tell_opened(asked, opened)
     if again:
         typer.echo(f"Going on in {out}.")

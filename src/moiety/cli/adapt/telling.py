@@ -18,7 +18,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from ...report import Column, words
 
 if TYPE_CHECKING:
-    from ...adapt.command import Asked, Opened
+    from ...adapt.asked import Asked
+    from ...adapt.command import Opened
     from ...adapt.costing import Costs
 
 NAMES = {"further": "further pre-training"}

@@ -1,0 +1,72 @@
+"""What `moiety adapt` is asked for, as one value that JSON can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Way = Literal["self-distill", "further", "compare"]
+PRETRAINING = ("steps", "batch", "lr", "checks", "stop", "patience", "precision", "warm_steps")
+DISTILLATION = (
+    *("rounds", "match", "mae_weight", "distill_weight", "distill_every", "match_routing"),
+    *("cache", "cache_limit"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is wanted: the words of `moiety adapt`, and what decides the bits of its result."""
+
+    model: str
+    unlabelled: str
+    labelled: str | None = None
+    source: str | None = None
+    method: Way = "self-distill"
+    # pre-training
+    steps: int = 2000
+    batch: int | None = None
+    lr: float | None = None
+    checks: int = 8
+    stop: Literal["probe"] | None = None
+    patience: int = 3
+    precision: Literal["float32", "bfloat16"] = "float32"
+    warm_steps: int = 500
+    # self-distillation
+    rounds: int = 1
+    match: Literal["hidden", "cls", "prediction", "weights"] | None = None
+    mae_weight: float = 1.0
+    distill_weight: float = 1.0
+    distill_every: int = 1
+    match_routing: float = 0.0
+    cache: bool = True
+    cache_limit: int | None = None
+    # fine-tuning
+    tune: Literal["plain", "recadam", "mars", "r3f"] = "plain"
+    epochs: int = 10
+    tune_batch: int | None = None
+    tune_lr: float | None = None
+    # reading
+    text: str | None = None
+    target: str | None = None
+    length: int | None = None
+    fit: bool = False
+    data_dir: str | None = None
+    # of a comparison alone
+    seeds: int = 5
+    labels: int | None = None
+    metric: Literal["accuracy", "macro_f1"] = "accuracy"
+    margin: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.labelled is None and self.stop == "probe":
+            raise ValueError("--stop probe needs --labelled, whose training split it probes on")
+        if self.labelled is None and self.method == "compare":
+            raise ValueError("--method compare needs --labelled, to fine-tune on and to score")
+        if self.method == "compare" and self.seeds < 5:
+            raise ValueError(f"--seeds must be at least 5 to compare, got {self.seeds}")
+        if not 0 < self.margin < 1:
+            raise ValueError(f"--margin must be between 0 and 1, got {self.margin:g}")
+
+    def words(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}

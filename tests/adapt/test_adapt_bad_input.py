@@ -1,0 +1,188 @@
+"""What `moiety adapt` refuses: one sentence that says what to change, and no trace is left."""
+
+import json
+import shutil
+
+import asking
+import pytest
+import tiny
+import transformers as T
+
+from moiety.adapt.cache import Cache, Key
+
+SHORT = ("--steps", 2, "--batch", 4, "--checks", 1)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """Models and data that nobody changes."""
+    folder = tmp_path_factory.mktemp("given")
+    asking.roberta(folder / "roberta")
+    asking.vit_mae(folder / "mae")
+    asking.texts(folder / "texts.txt")
+    asking.tables(folder / "labelled")
+    asking.images(folder / "images")
+    return folder
+
+
+@pytest.fixture
+def refused(given, tmp_path, capsys):
+    """Run a command that is refused; return its only sentence."""
+
+    def run(model="roberta", unlabelled="texts.txt", *more, out=None):
+        words = ["--model", given / model, "--unlabelled", given / unlabelled, *SHORT, *more]
+        code = asking.run(*words, "--out", out or tmp_path / "out")
+        said = capsys.readouterr().err.strip().splitlines()
+        assert code == 2, said
+        assert said[-1].startswith("moiety: "), said
+        return said[-1].removeprefix("moiety: ")
+
+    return run
+
+
+def gpt2(folder):
+    config = T.GPT2Config(vocab_size=tiny.VOCABULARY, n_embd=16, n_layer=1, n_head=2)
+    T.GPT2LMHeadModel(config).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+
+
+def causal_roberta(folder):
+    config = T.RobertaConfig(is_decoder=True, **tiny.TEXT)
+    T.RobertaForCausalLM(config).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+
+
+def t5(folder):
+    config = T.T5Config(vocab_size=48, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)
+    T.T5ForConditionalGeneration(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (gpt2, "is no masked language model and no ViT-MAE; adaptation takes masked encoders"),
+        (causal_roberta, "is a causal model (is_decoder is set); adaptation takes masked"),
+        (t5, "is an encoder–decoder; adaptation takes masked encoders"),
+    ],
+)
+def test_a_model_that_is_no_masked_encoder(refused, tmp_path, make, said):
+    make(tmp_path / "model")
+    assert said in refused(tmp_path / "model")
+    assert not list((tmp_path / "out").glob("*.json"))
+
+
+def test_a_tokenizer_that_does_not_match_or_cannot_mask(refused, given, tmp_path):
+    for name, tokenizer in {
+        "larger": tiny.tokenizer([f"v{i}" for i in range(90)]),
+        "maskless": tiny.tokenizer(mask=False),
+    }.items():
+        shutil.copytree(given / "roberta", tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    said = refused(tmp_path / "larger")
+    assert said == (
+        "the tokenizer does not match: its largest token id is 94, and the model embeds 48 tokens; "
+        "give the tokenizer that the model was trained with"
+    )
+    assert "no mask token" in refused(tmp_path / "maskless")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "texts.txt holds no text; a corpus needs at least two lines"),
+        ("\n \n", "texts.txt holds no text; a corpus needs at least two lines"),
+        ("w1 w2 w3\n", "texts.txt holds a single line; a corpus needs at least two lines"),
+    ],
+)
+def test_a_corpus_without_lines_or_with_one(refused, tmp_path, text, said):
+    (tmp_path / "texts.txt").write_text(text)
+    assert refused("roberta", tmp_path / "texts.txt") == said
+
+
+def test_images_that_the_model_does_not_read(refused, tmp_path, given):
+    grey = asking.images(tmp_path / "grey", channels=1)
+    large = asking.images(tmp_path / "large", size=16)
+    assert "16×16" in refused("mae", large) and "12×12" in refused("mae", large)
+    assert "channel" in refused("mae", grey)
+    assert "images" in refused("roberta", given / "images" / "0.png")
+
+
+def test_a_cache_of_another_teacher(refused, tmp_path):
+    folder = tmp_path / "out" / "pretraining" / "round-1" / "cache"
+    key = Key(teacher="another", input="", layer="", shape=(1, 1, 1))
+    Cache.open(folder, key)
+    said = refused("roberta", "texts.txt")
+    assert said == (
+        f"{folder} caches the representations of another teacher: delete it, or choose another "
+        "folder"
+    )
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--stop", "probe"), "--stop probe needs --labelled, whose training split it probes on"),
+        (
+            ("--method", "compare"),
+            "--method compare needs --labelled, to fine-tune on and to score",
+        ),
+        (("--epochs", 3), "--epochs goes with --labelled"),
+        (("--tune-lr", 1e-3), "--tune-lr goes with --labelled"),
+        (("--seeds", 7), "--seeds goes with --method compare"),
+        (("--patience", 2), "--patience goes with --stop probe"),
+        (
+            ("--cache-limit", "much"),
+            "--cache-limit must be a size such as 500MB or 10GB, not 'much'",
+        ),
+        (
+            ("--method", "further", "--rounds", 2),
+            "--rounds goes with self-distillation, not with --method further",
+        ),
+        (
+            ("--method", "further", "--cache-limit", "1GB"),
+            "--cache-limit goes with self-distillation, not with --method further",
+        ),
+        (("--lr", -1), "lr must be a positive number, got -1.0"),
+        (("--length", 99), "length must be from 3 to 23, got 99"),
+    ],
+)
+def test_options_that_would_do_nothing_or_make_no_sense(refused, more, said):
+    assert refused("roberta", "texts.txt", *more) == said
+
+
+def test_what_a_comparison_needs(refused, given):
+    asked = ("--method", "compare", "--labelled", given / "labelled")
+    said = refused("roberta", "texts.txt", *asked, "--seeds", 4)
+    assert said == "--seeds must be at least 5 to compare, got 4"
+    said = refused("roberta", "texts.txt", *asked, "--labels", 99)
+    assert said == "--labels must be from 2, one for each class, to 16, got 99"
+    said = refused("roberta", "texts.txt", *asked, "--margin", 0)
+    assert said == "--margin must be between 0 and 1, got 0"
+
+
+def test_fine_tuning_is_refused_before_any_training(refused, given, tmp_path):
+    said = refused("roberta", "texts.txt", "--labelled", given / "labelled", "--tune-lr", -1)
+    assert said == "lr must be a positive number, got -1.0"
+    assert not (tmp_path / "out" / "pretraining" / "plan.json").exists()
+
+
+def test_another_command_in_the_same_folder(refused, given, tmp_path, capsys):
+    words = ["--model", given / "roberta", "--unlabelled", given / "texts.txt", *SHORT]
+    words += ["--method", "further", "--out", tmp_path / "out"]
+    assert asking.run(*words) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.json")}
+    said = refused("roberta", "texts.txt", "--method", "further", "--lr", 0.1)
+    assert said == (
+        f"{tmp_path / 'out'} was begun with lr None, not 0.1: give the same, or another folder"
+    )
+    assert before == {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.json")}
+
+
+def test_a_refused_command_can_be_put_right_in_the_same_folder(refused, given, tmp_path, capsys):
+    (tmp_path / "empty.txt").write_text("")
+    refused("roberta", tmp_path / "empty.txt")
+    refused("roberta", "texts.txt", "--lr", -1)
+    words = ["--model", given / "roberta", "--unlabelled", given / "texts.txt", *SHORT]
+    assert asking.run(*words, "--out", tmp_path / "out") == 0, capsys.readouterr()
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["steps"] == 2

@@ -1,0 +1,254 @@
+"""`moiety adapt`: models that transformers alone loads, a plan that is kept, a comparison."""
+
+import json
+import re
+import subprocess
+import sys
+
+import asking
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import moiety
+from moiety.adapt import command, encoders
+from moiety.adapt.asked import Asked
+from moiety.adapt.command import begin
+from moiety.adapt.costing import costs
+from moiety.adapt.labelled import Labelled
+from moiety.cli.adapt.asked import read_bytes
+
+SHORT = ("--steps", 3, "--batch", 8, "--checks", 2, "--lr", 1e-3)
+TUNED = ("--epochs", 1, "--tune-batch", 8)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """Models and data that nobody changes."""
+    folder = tmp_path_factory.mktemp("given")
+    asking.roberta(folder / "roberta")
+    asking.vit_mae(folder / "mae")
+    asking.texts(folder / "texts.txt")
+    asking.tables(folder / "labelled")
+    asking.images(folder / "images")
+    for name, count in (("train/a", 6), ("train/b", 6), ("test/a", 3), ("test/b", 3)):
+        asking.images(folder / "photos" / name, count=count)
+    return folder
+
+
+@pytest.fixture
+def adapt(given, capsys):
+    """Run `moiety adapt` on files of `given`; return what it said."""
+
+    def run(*words, code=0):
+        ended = asking.run(*(given / w if (given / str(w)).exists() else w for w in words))
+        said = capsys.readouterr()
+        assert ended == code, said
+        return said.out + said.err
+
+    return run
+
+
+TEXT = ("--model", "roberta", "--unlabelled", "texts.txt", *SHORT)
+
+# A fresh Python that has never heard of us.
+ALONE = """
+import sys
+from safetensors.torch import load_file
+import transformers as T
+T.logging.set_verbosity_error()
+for out, doors in zip(sys.argv[1:], [
+    (T.AutoModelForMaskedLM, T.AutoModelForSequenceClassification),
+    (T.ViTMAEForPreTraining, T.ViTForImageClassification),
+]):
+    told = load_file(f"{out}/check.safetensors")
+    read = {n: t for n, t in told.items() if n not in ("adapted", "classifier")}
+    for name, door in zip(("adapted", "classifier"), doors):
+        model = door.from_pretrained(f"{out}/{name}").eval()
+        words = {n: t for n, t in read.items() if n != "noise" or name == "adapted"}
+        logits = model(**words).logits[:, : told[name].shape[1]]
+        assert (logits - told[name]).abs().max() <= 1e-5, (out, name)
+        if "input_ids" in told:
+            tokenizer = T.AutoTokenizer.from_pretrained(f"{out}/{name}")
+            assert tokenizer.mask_token == "<mask>"
+    print(model.config.id2label)
+assert not any(name.startswith("moiety") for name in sys.modules)
+"""
+
+
+def test_transformers_alone_loads_what_was_saved_and_gives_the_logged_logits(adapt, tmp_path):
+    words = ("--labelled", "labelled", *TUNED, "--source", "texts.txt")
+    said = adapt(*TEXT, *words, "--out", tmp_path / "text")
+    assert re.search(r"Classifier, test: accuracy [\d.]+%", said)
+    assert str(tmp_path / "text" / "classifier") in said
+    picture = ("--model", "mae", "--unlabelled", "images", *SHORT)
+    adapt(*picture, "--labelled", "photos", *TUNED, "--out", tmp_path / "image")
+    folders = [str(tmp_path / name) for name in ("text", "image")]
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE, *folders], capture_output=True, text=True, env={"PATH": ""}
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == ["{0: 'cat', 1: 'dog'}", "{0: 'a', 1: 'b'}"]
+    result = json.loads((tmp_path / "text" / "result.json").read_text())
+    assert list(result["stages"]) == ["further", "round-1"]
+    assert {"target", "source", "distance", "score"} <= result["stages"]["round-1"]["history"][
+        0
+    ].keys()
+    assert result["tuned"]["scores"].keys() == {"train", "validation", "test"}
+
+
+def test_an_upcycled_model_is_loaded_by_moiety(adapt, given, tmp_path):
+    encoder = encoders.Encoder.load(given / "roberta")
+    encoder.model = moiety.upcycle(encoder.model, experts=2, router="top-k", k=1)
+    encoder.save(tmp_path / "mixture")
+    words = ("--model", tmp_path / "mixture", "--unlabelled", "texts.txt", *SHORT)
+    adapt(*words, "--labelled", "labelled", *TUNED, "--out", tmp_path / "out")
+    told = load_file(tmp_path / "out" / "check.safetensors")
+    for name in ("adapted", "classifier"):
+        model = moiety.load(tmp_path / "out" / name).eval()
+        logits = model(told["input_ids"], attention_mask=told["attention_mask"]).logits
+        assert (logits[:, : told[name].shape[1]] - told[name]).abs().max() <= 1e-5
+
+
+def test_a_dry_run_writes_nothing_and_counts_what_a_run_takes(adapt, given, tmp_path):
+    words = (*TEXT, "--rounds", 2, "--out", tmp_path / "out")
+    planned = adapt(*words, "--dry-run")
+    assert not (tmp_path / "out").exists()
+    assert "Nothing was trained, and nothing written." in planned
+    (size,) = re.findall(r"Cache: (.*) on the disk", planned)
+    (total,) = re.findall(r"FLOPs in all: (\S+)", planned)
+    said = adapt(*words)
+    assert f"the teacher's representations take {size} in" in said
+    assert f"and {total} FLOPs, as counted" in said
+    plan = {"model": str(given / "roberta"), "unlabelled": str(given / "texts.txt"), "steps": 3}
+    plan = Asked(**plan, batch=8, rounds=2)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert costs(plan, begin(plan, None)).total == pytest.approx(result["flops"]["total"])
+
+
+def test_a_dry_run_of_a_comparison_counts_all_fine_tunings(given):
+    plan = Asked(
+        model=str(given / "roberta"),
+        unlabelled=str(given / "texts.txt"),
+        labelled=str(given / "labelled"),
+        method="compare",
+        seeds=6,
+        labels=10,
+        epochs=4,
+        tune_batch=5,
+    )
+    line = costs(plan, begin(plan, None)).stages[-1]
+    assert (line.name, line.steps, line.times) == ("fine-tuning", 8, 18)
+
+
+def test_without_a_cache_the_teacher_runs_at_every_step_and_that_is_said(adapt, tmp_path):
+    one = adapt(*TEXT, "--cache-limit", "1KB", "--out", tmp_path / "out")
+    assert "round 1: the teacher ran at every step: " in one
+    assert "are more than the cache limit of 1 kB" in one
+    planned = adapt(*TEXT, "--cache-limit", 0, "--dry-run", "--out", tmp_path / "out")
+    assert "Cache: none; the teacher runs at every step: no cache is wanted" in planned
+
+
+def test_a_run_that_is_complete_is_told_again(adapt, tmp_path):
+    words = (*TEXT, "--method", "further", "--out", tmp_path / "out")
+    first = adapt(*words)
+    model = tmp_path / "out" / "adapted" / "model.safetensors"
+    before = model.stat().st_mtime_ns
+    again = adapt(*words)
+    assert "is complete" in again and model.stat().st_mtime_ns == before
+    assert first.split("On held-out")[1].split("Pre-training took")[0] in again
+
+
+class StopHereError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (("--rounds", 3), "rounds", 3),
+        (("--match", "cls"), "match", "cls"),
+        (("--mae-weight", 0.5), "mae_weight", 0.5),
+        (("--distill-weight", 2), "distill_weight", 2.0),
+        (("--distill-every", 2), "distill_every", 2),
+        (("--match-routing", 0.1), "match_routing", 0.1),
+        (("--cache-limit", "2MB"), "cache_limit", 2_000_000),
+        (("--cache-limit", "0"), "cache", False),
+        (("--warm-steps", 7), "warm_steps", 7),
+        (("--precision", "bfloat16"), "precision", "bfloat16"),
+        (("--stop", "probe", "--labelled", "labelled"), "stop", "probe"),
+        (("--stop", "probe", "--patience", 5, "--labelled", "labelled"), "patience", 5),
+        (("--seed", 4), "seed", 4),
+        (("--save-every", 1), "save_every", 1.0),
+    ],
+)
+def test_every_option_reaches_the_training(adapt, monkeypatch, tmp_path, words, name, value):
+    heard = {}
+
+    def stop(*_, **given):
+        heard.update(given)
+        raise StopHereError
+
+    monkeypatch.setattr(command, "self_distill", stop)
+    with pytest.raises(StopHereError):
+        adapt(*TEXT, *words, "--out", tmp_path / "out")
+    assert heard[name] == value
+    assert (heard["steps"], heard["batch"], heard["lr"], heard["checks"]) == (3, 8, 1e-3, 2)
+
+
+def test_the_options_of_fine_tuning_reach_it(adapt, monkeypatch, tmp_path):
+    heard = {}
+
+    def stop(*_, **given):
+        heard.update(given)
+        raise StopHereError
+
+    monkeypatch.setattr(command, "finetune", stop)
+    words = ("--tune", "mars", "--epochs", 2, "--tune-batch", 3, "--tune-lr", 0.1)
+    with pytest.raises(StopHereError):
+        adapt(*TEXT, "--labelled", "labelled", *words, "--out", tmp_path / "out")
+    wanted = {"method": "mars", "epochs": 2, "batch": 3, "lr": 0.1, "seed": 0}
+    assert {name: heard[name] for name in wanted} == wanted
+
+
+def test_sizes_are_read():
+    assert [read_bytes(t) for t in ("10", "1.5kB", "2 MB", "3gb", "0")] == [10, 1500, 2e6, 3e9, 0]
+
+
+def test_a_comparison_ends_in_a_page_and_opens_the_test_split_last(adapt, monkeypatch, tmp_path):
+    out, seen, real = tmp_path / "out", [], Labelled.test
+
+    def opened(self):
+        seen.append(len(list(out.glob("fine-tuning/*/*/final.safetensors"))))
+        return real(self)
+
+    monkeypatch.setattr(Labelled, "test", opened)
+    words = (*TEXT, "--labelled", "labelled", *TUNED, "--method", "compare", "--labels", 8)
+    said = adapt(*words, "--source", "texts.txt", "--out", out)
+    assert seen == [15]  # once, after all fine-tunings
+    result = json.loads((out / "result.json").read_text())
+    assert {arm: len(found) for arm, found in result["scores"].items()} == {
+        "fine-tune": 5,
+        "further": 5,
+        "self-distill": 5,
+    }
+    assert (result["split"], result["labels"], result["judgement"]["examples"]) == ("test", 8, 12)
+    page = (out / "compare.html").read_text()
+    assert "<script" not in page and "http://" not in page and "https://" not in page
+    assert "undecided" in page.lower() and "undecided" in said
+    assert "--labels 8" in page
+    weights = {
+        arm: (out / arm / "adapted" / "model.safetensors").read_bytes() for arm in result["scores"]
+    }
+    assert len(set(weights.values())) == 3
+    assert (out / "self-distill" / "classifier" / "config.json").exists()
+
+
+def test_seeds_draw_their_labels_and_all_classes_are_there(given):
+    plan = {"model": str(given / "roberta"), "unlabelled": str(given / "texts.txt")}
+    opened = begin(Asked(**plan, labelled=str(given / "labelled")), None)
+    parts = [command.draw(opened.labelled, 3, seed) for seed in range(6)]
+    assert all(len(part) == 3 and len(part.labels.unique()) == 2 for part in parts)
+    assert len({tuple(sorted(part.chosen.tolist())) for part in parts}) > 1
+    assert command.draw(opened.labelled, None, 0) is opened.labelled.train
+    assert torch.equal(command.draw(opened.labelled, 3, 1).labels, parts[1].labels)
