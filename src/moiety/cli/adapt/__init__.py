@@ -13,6 +13,13 @@ Way = Literal["self-distill", "further", "compare"]
 Match = Literal["hidden", "cls", "prediction", "weights"]
 Tune = Literal["plain", "recadam", "mars", "r3f"]
 
+# The panels of --help.
+TRAIN = "Pre-training"
+DISTIL = "Self-distillation"
+TUNING = "Fine-tuning, with --labelled"
+COMPARE = "Comparison, with --method compare"
+DATA = "Data"
+
 
 def command(
     model: Annotated[
@@ -37,96 +44,153 @@ def command(
         Way, typer.Option(help="compare: fine-tune, further and self-distill at the same labels.")
     ] = "self-distill",
     out: Annotated[Path, typer.Option(help="Folder of models and states.")] = Path("out/adapt"),
-    steps: Annotated[int | None, typer.Option(min=1, help="Of each stage. [default: 2000]")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Of each stage. Default: 2000.", rich_help_panel=TRAIN)
+    ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="[default: 64 images, 128 texts]")
+        int | None,
+        typer.Option(
+            min=1, help="Examples of a step. Default: 64 images, 128 texts.", rich_help_panel=TRAIN
+        ),
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="[default: 1.5e-4 for images, 1e-4 for text]")
+        float | None,
+        typer.Option(
+            help="Learning rate. Default: 1.5e-4 for images, 1e-4 for text.", rich_help_panel=TRAIN
+        ),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Of self-distillation. [default: 1]")
+        int | None,
+        typer.Option(min=1, help="Of self-distillation. Default: 1.", rich_help_panel=DISTIL),
     ] = None,
     match: Annotated[
         Match | None,
         typer.Option(
-            help="What the student keeps of its teacher. [default: cls of images, hidden of text]"
+            help="What the student keeps of its teacher. Default: cls of images, hidden of text.",
+            rich_help_panel=DISTIL,
         ),
     ] = None,
     mae_weight: Annotated[
-        float | None, typer.Option(help="Of the masked loss. [default: 1]")
+        float | None, typer.Option(help="Of the masked loss. Default: 1.", rich_help_panel=DISTIL)
     ] = None,
     distill_weight: Annotated[
-        float | None, typer.Option(help="Of the teacher. [default: 1]")
+        float | None, typer.Option(help="Of the teacher. Default: 1.", rich_help_panel=DISTIL)
     ] = None,
     distill_every: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps from one look at the teacher to the next. [default: 1]"),
+        typer.Option(
+            min=1,
+            help="Steps from one look at the teacher to the next. Default: 1.",
+            rich_help_panel=DISTIL,
+        ),
     ] = None,
     match_routing: Annotated[
         float | None,
-        typer.Option(help="Weight that keeps routers close to the teacher's. [default: 0]"),
+        typer.Option(
+            help="Weight that keeps routers close to the teacher's. Default: 0.",
+            rich_help_panel=DISTIL,
+        ),
     ] = None,
     cache_limit: Annotated[
         str | None,
         typer.Option(
             help="Largest cache of the teacher, such as 10GB, or 0; above it the teacher runs at "
-            "every step."
+            "every step.",
+            rich_help_panel=DISTIL,
         ),
     ] = None,
     warm_steps: Annotated[
-        int | None, typer.Option(min=1, help="Of a head that the model lacks. [default: 500]")
+        int | None,
+        typer.Option(
+            min=1, help="Of a head that the model lacks. Default: 500.", rich_help_panel=TRAIN
+        ),
     ] = None,
     checks: Annotated[
-        int | None, typer.Option(min=1, help="Looks at the model in a stage. [default: 8]")
+        int | None,
+        typer.Option(
+            min=1, help="Looks at the model in a stage. Default: 8.", rich_help_panel=TRAIN
+        ),
     ] = None,
     stop: Annotated[
-        Literal["probe"] | None, typer.Option(help="probe: keep the check with the best probe.")
+        Literal["probe"] | None,
+        typer.Option(help="probe: keep the check with the best probe.", rich_help_panel=TRAIN),
     ] = None,
     patience: Annotated[
         int | None,
-        typer.Option(min=1, help="With --stop: worse checks until a stage ends. [default: 3]"),
+        typer.Option(
+            min=1,
+            help="With --stop: worse checks until a stage ends. Default: 3.",
+            rich_help_panel=TRAIN,
+        ),
     ] = None,
-    tune: Annotated[Tune | None, typer.Option(help="How to fine-tune. [default: plain]")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Of fine-tuning. [default: 10]")] = None,
+    tune: Annotated[
+        Tune | None, typer.Option(help="How to fine-tune. Default: plain.", rich_help_panel=TUNING)
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Of fine-tuning. Default: 10.", rich_help_panel=TUNING)
+    ] = None,
     tune_batch: Annotated[
-        int | None, typer.Option(min=1, help="[default: 32 images, 16 texts]")
+        int | None,
+        typer.Option(
+            min=1, help="Examples of a step. Default: 32 images, 16 texts.", rich_help_panel=TUNING
+        ),
     ] = None,
     tune_lr: Annotated[
-        float | None, typer.Option(help="[default: 1e-4 for images, 2e-5 for text]")
+        float | None,
+        typer.Option(
+            help="Learning rate. Default: 1e-4 for images, 2e-5 for text.", rich_help_panel=TUNING
+        ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Of a comparison, at least 5. [default: 5]")
+        int | None,
+        typer.Option(help="Of a comparison, at least 5. Default: 5.", rich_help_panel=COMPARE),
     ] = None,
     labels: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Labelled examples that a seed of a comparison draws. [default: all]"
+            min=2,
+            help="Labelled examples that a seed of a comparison draws. Default: all.",
+            rich_help_panel=COMPARE,
         ),
     ] = None,
     metric: Annotated[
         Literal["accuracy", "macro_f1"] | None,
-        typer.Option(help="That a comparison judges by. [default: accuracy]"),
+        typer.Option(
+            help="That a comparison judges by. Default: accuracy.", rich_help_panel=COMPARE
+        ),
     ] = None,
     margin: Annotated[
-        float | None, typer.Option(help="Smallest difference that matters. [default: 0.01]")
+        float | None,
+        typer.Option(
+            help="Smallest difference that matters. Default: 0.01.", rich_help_panel=COMPARE
+        ),
     ] = None,
-    text: Annotated[str | None, typer.Option(help="Column of tables that holds the text.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Column of tables that holds the text.", rich_help_panel=DATA)
+    ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Column of labelled tables to predict.")
+        str | None, typer.Option(help="Column of labelled tables to predict.", rich_help_panel=DATA)
     ] = None,
     length: Annotated[
-        int | None, typer.Option(min=3, help="Tokens of a row. [default: up to 128]")
+        int | None,
+        typer.Option(min=3, help="Tokens of a row. Default: up to 128.", rich_help_panel=DATA),
     ] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Resize and convert images that the model does not read.")
+        bool,
+        typer.Option(
+            "--fit",
+            help="Resize and convert images that the model does not read.",
+            rich_help_panel=DATA,
+        ),
     ] = False,
     precision: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Of products.")
     ] = "float32",
     seed: Annotated[int, typer.Option(min=0, help="Of splits, masks, orders and heads.")] = 0,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets by name lie.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where data sets by name lie.", rich_help_panel=DATA)
+    ] = None,
     save_every: Annotated[
         float, typer.Option(min=0, help="Seconds between states on the disk.")
     ] = 30.0,

@@ -77,7 +77,7 @@ class Bar:
             disable=not self.console.is_terminal,
         )
         self.task: Any = None
-        self.name, self.begun = "", time.monotonic()
+        self.name, self.share, self.begun = "", 0.0, time.monotonic()
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -89,20 +89,29 @@ class Bar:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        if kind is None:
+            self.end()  # a last stage may have stopped early
         self.progress.stop()
 
     def __call__(self, name: str, share: float) -> None:
         if name != self.name:
-            if self.task is not None:
-                self.progress.remove_task(self.task)
-            self.task = self.progress.add_task(named(name), total=1.0)
-            self.name = name
+            self.end()
+            self.task, self.name = self.progress.add_task(named(name), total=1.0), name
+        self.share = share
         self.progress.update(self.task, completed=share)
         if share >= 1:
-            took, self.begun = words.duration(time.monotonic() - self.begun), time.monotonic()
-            self.console.print(
-                f"  {named(name)}: done in {took}", markup=False, highlight=False, soft_wrap=True
-            )
+            self.end()
+
+    def end(self) -> None:
+        """Say that a stage is over."""
+        if self.task is None:
+            return
+        took, self.begun = words.duration(time.monotonic() - self.begun), time.monotonic()
+        how = "done" if self.share >= 1 else f"stopped at {self.share:.0%}"
+        line = f"  {named(self.name)}: {how} in {took}"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.progress.remove_task(self.task)
+        self.task = None
 
 
 def named(stage: str) -> str:
