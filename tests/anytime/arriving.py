@@ -15,6 +15,7 @@ from hashlib import sha256
 import torch
 
 from moiety.anytime.data import Examples
+from moiety.anytime.tabular import Rows
 from moiety.io import read_lines
 
 ROWS, INPUTS = 20, 4
@@ -25,12 +26,23 @@ class Read:
     """Rows of numbers, the class last."""
 
     classes = 3
+    form = None  # that of the first file
 
     def __call__(self, path):
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
         table = torch.tensor([list(map(float, row.split(","))) for row in text.split("\n")])
+        if self.form is None:
+            self.form = form_of(table)
         return Examples(table[:, :-1], table[:, -1].long())
+
+
+def form_of(table):
+    """A form that tells first files apart by their scales."""
+    names = [str(number) for number in range(INPUTS)]
+    scales = dict(zip(names, zip(table.mean(0).tolist(), table.std(0).tolist())))
+    classes = [str(number) for number in range(Read.classes)]
+    return Rows([*names, "class"], "class", classes, scales, [], {}, {})
 
 
 def text(number):

@@ -29,7 +29,7 @@ from moiety.anytime.learners import learner, learners
 from moiety.anytime.ledger import read_ledger, timeless
 from moiety.anytime.run import run_stream
 from moiety.anytime.stream import Folder
-from moiety.anytime.versions import load_current
+from moiety.anytime.versions import read_current
 from moiety.io import read_json, read_lines
 from moiety.routing.tree import Tree
 from moiety.train.state import state_bytes
@@ -45,6 +45,7 @@ PLACES = {
     "checkpoint": ("write", (os, "replace"), "before", "phase.safetensors"),
     "state": ("write", (os, "replace"), "before", "state.safetensors"),
     "card": ("write", (os, "replace"), "before", "card.json"),
+    "form": ("write", (os, "replace"), "before", "form.json"),
     "version": ("write", (os, "rename"), "before", "0*"),
     "link": ("current", (os, "symlink"), "before", ".current.tmp"),
     "current": ("current", (os, "replace"), "before", "current"),
@@ -151,9 +152,10 @@ def read_on(out, stop, told):
     loads, failures, digests = 0, [], {}
     while not stop.exists():
         try:
-            state, card = load_current(out)
+            state, card, form = read_current(out)
             assert state["phases"] == card["phase"], "state and card of two versions"
-            digest = sha256(state_bytes(state)).hexdigest()
+            assert form["kind"] == "a table", "no form"
+            digest = sha256(state_bytes({"state": state, "form": form})).hexdigest()
             assert digests.setdefault(card["phase"], digest) == digest, "a version changed"
             loads += 1
         except Exception as error:
@@ -208,7 +210,7 @@ def version(out, name):
     path = out / "versions" / name
     card = read_json(path / "card.json")
     card["line"].pop("seconds")
-    return card, (path / "state.safetensors").read_bytes()
+    return card, *((path / name).read_bytes() for name in ("state.safetensors", "form.json"))
 
 
 def compare(folder):

@@ -9,7 +9,7 @@ import torch
 
 from moiety import cli
 from moiety.anytime.ledger import read_ledger
-from moiety.anytime.versions import load_current
+from moiety.anytime.versions import read_current
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_folder_is_learned_from_once_and_again_when_more_has_arrived(moiety, i
     asked += ("--target", "label", "--test", tmp_path / "test.csv")
     code, said, warned = moiety(*asked)
     assert (code, said.count("t = ")) == (0, 3), warned
-    assert "1 mega-batches wait for more: [3]" in said
+    assert "1 mega-batch waits for more: [3]" in said
     assert "4.csv: " in warned
     assert os.readlink(tmp_path / "out" / "current") == "versions/0001"
     table(inbox / "5.csv.gz", 5)
@@ -62,7 +62,7 @@ def test_a_folder_is_learned_from_once_and_again_when_more_has_arrived(moiety, i
     assert [line["name"] for line in lines] == [f"{n}.csv.gz" for n in (1, 2, 3, 5)]
     assert [line["phase"] for line in lines] == [0, 1, 1, 2]
     assert lines[0]["error"] == 0.5
-    assert load_current(tmp_path / "out")[1]["rows"] == 96
+    assert read_current(tmp_path / "out").card["rows"] == 96
 
 
 def test_a_data_set_is_cut_and_scored_on_its_own_test_split(moiety, tmp_path):
@@ -73,7 +73,7 @@ def test_a_data_set_is_cut_and_scored_on_its_own_test_split(moiety, tmp_path):
     lines = read_ledger(tmp_path / "ledger.jsonl")
     assert [line["phase"] for line in lines] == [0, 1, 2]
     assert lines[0]["error"] == pytest.approx(0.9)
-    assert len(load_current(tmp_path)[0]["models"]) == 2
+    assert len(read_current(tmp_path).state["models"]) == 2
 
 
 def test_a_growing_mixture_gets_a_model_that_can_grow(moiety, inbox, tmp_path):

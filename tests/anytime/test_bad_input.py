@@ -17,7 +17,7 @@ from moiety.anytime.learners import learner
 from moiety.anytime.ledger import read_ledger, timeless
 from moiety.anytime.run import run_stream
 from moiety.anytime.stream import cut
-from moiety.anytime.versions import load_current
+from moiety.anytime.versions import read_current
 
 SMALL = ("--width", 6, "--epochs", 2, "--target", "label", "--method", "adam")
 
@@ -159,7 +159,7 @@ def test_an_overlap_within_a_data_set_does_not_end_a_run_for_good(tmp_path):
 
 
 def weights(out):
-    return [value.tolist() for value in load_current(out)[0]["models"][0].values()]
+    return [value.tolist() for value in read_current(out).state["models"][0].values()]
 
 
 @pytest.mark.parametrize("at", [2, 6, 13, 22])

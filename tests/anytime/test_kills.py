@@ -17,11 +17,11 @@ FEW = {
     "2": "step:5 checkpoint grown current journal",
     "plateau:0.01:4": "check version split:2 switched ledger anywhere",
 }
-# For each of two policies, 26 of them.
+# For each of two policies, 27 of them.
 MANY = [
     *(f"step:{n}" for n in (1, 2, 5, 9, 14, 20)),
     *("check", "check:4"),
-    *("checkpoint", "checkpoint:7", "state", "card", "version"),
+    *("checkpoint", "checkpoint:7", "state", "card", "form", "version"),
     *("link", "current", "current:2", "switched"),
     *("grow", "grown", "grown"),
     *("journal", "phases", "ledger"),

@@ -17,7 +17,7 @@ from moiety.anytime.phases import Memory, Records, fingerprint
 from moiety.anytime.policies import read_replay
 from moiety.anytime.run import run_stream
 from moiety.anytime.stream import Stream, cut
-from moiety.anytime.versions import load_current
+from moiety.anytime.versions import read_current
 from moiety.train.state import read_state, state_bytes
 
 
@@ -89,7 +89,7 @@ def test_current_is_the_newest_of_three_versions_with_a_card(tmp_path):
     result = run_stream(stream(), single(), out=tmp_path, test=TEST)
     assert os.readlink(tmp_path / "current") == "versions/0005"
     assert sorted(os.listdir(tmp_path / "versions")) == ["0003", "0004", "0005"]
-    state, card = load_current(tmp_path)
+    state, card, _ = read_current(tmp_path)
     other = single()
     other.load(state)
     assert other.predict(TEST.x).equal(result.learner.predict(TEST.x))
@@ -101,7 +101,7 @@ def test_current_is_the_newest_of_three_versions_with_a_card(tmp_path):
 
 def test_without_a_version_a_reader_is_told_so(tmp_path):
     with pytest.raises(ValueError, match="holds no version yet"):
-        load_current(tmp_path)
+        read_current(tmp_path)
 
 
 def test_a_state_comes_back_as_it_went(tmp_path):
@@ -332,7 +332,7 @@ def test_a_reader_in_another_thread_never_meets_half_a_version(tmp_path):
     def read():
         while not over.is_set():
             try:
-                state, card = load_current(tmp_path)
+                state, card, _ = read_current(tmp_path)
                 loads.append(state["phases"])
                 if state["phases"] != card["phase"]:
                     wrong.append(card)

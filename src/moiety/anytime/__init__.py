@@ -9,19 +9,21 @@ from .learners import learner, learners
 from .ledger import Summary, read_ledger, summary
 from .readers import Reader
 from .run import Result, run_stream
+from .serving import Current, Predictions, load_current
 from .stream import Folder, Seen, Stream, cut
-from .versions import load_current
 
 __all__ = [
     "MLP",
     "VGG19",
     "Batch",
+    "Current",
     "Entry",
     "Examples",
     "Folder",
     "Journal",
     "Learner",
     "Phase",
+    "Predictions",
     "Reader",
     "Report",
     "Result",

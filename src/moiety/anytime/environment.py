@@ -26,6 +26,7 @@ from .policies import Replay, View, Wait
 from .stream import Stream
 from .versions import Checkpoint, Versions
 
+ASKED = "learner_options"  # as they were given; what they came to is in the learner's own words
 IDLE: dict[str, Any] = {  # what a line says of a time without a phase
     "trained": False,
     "steps": 0,
@@ -137,7 +138,7 @@ class Environment:
             found = score(self.learner.measure(self.test), metric)
         line |= {metric: found, **self.cost(batch)}
         line["seconds"] = {"train": trained, "score": time.monotonic() - start - trained}
-        self.versions.add(phase, self.learner.state(), self.card(line))
+        self.versions.add(phase, self.learner.state(), self.card(line), self.stream.form())
         self.ledger.append(line)
         self.checkpoint.remove()
         self.waiting = []
@@ -256,7 +257,7 @@ def _same_words(path: Path, words: dict[str, Any]) -> None:
         io.write_json(path, words)
         return
     for word, old in io.read_json(path).items():
-        if words.get(word) != old:
+        if word != ASKED and words.get(word) != old:
             what = f"with {word} = {old}, not {words.get(word)}"
             if word == "test":  # a digest, which says nothing to a reader
                 what = "that is scored on another test set" if old else "without a test set"

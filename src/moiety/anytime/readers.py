@@ -3,6 +3,8 @@
     read = Reader(target="label")
     stream = Folder("inbox", "out/journal.jsonl", read)
     test = stream.read(Path("test.csv"))         # in the form that mega-batch 1 has set
+    form = read_form(write_form(read.form))      # through plain values, as a version keeps it
+    form.inputs(Path("new.csv"))                 # of rows without a target
 
 | file | examples |
 |---|---|
@@ -17,12 +19,14 @@ refused in one sentence; `classes` names classes that come later.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..tables import PACKED, TABLES, open_packed, table_kind
 from .data import Examples, token_blocks
@@ -32,10 +36,19 @@ from .tabular import Rows
 class Form(Protocol):
     """What mega-batch 1 has settled; reads a file in that form, or raises a `ValueError`."""
 
-    kind: str
-    classes: list[str]
+    kind: ClassVar[str]
+
+    @property
+    def classes(self) -> list[str]: ...  # names, by class id
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # of the inputs of a row
 
     def read(self, path: Path) -> Examples: ...
+
+    def inputs(self, rows: Any) -> Tensor: ...  # of a file or of values, without targets
+
+    def plain(self) -> dict[str, Any]: ...  # what makes it again, as JSON holds it
 
 
 class Reader:
@@ -82,10 +95,10 @@ class Reader:
 
     def _new(self, kind: str, path: Path) -> Form:
         if kind == "a table":
-            return Rows(path, self.target, self.given)
+            return Rows.of(path, self.target, self.given)
         if kind == "arrays":
-            return Arrays(path, self.given)
-        return Tokens(self.encode, self.tokens, self.length)
+            return Arrays.of(path, self.given)
+        return Tokens(self.tokens, self.length, self.encode)
 
 
 def kind_of(path: Path) -> str:
@@ -103,53 +116,86 @@ def kind_of(path: Path) -> str:
     return "text"
 
 
+@dataclass(frozen=True)
 class Arrays:
-    """Arrays `x` [N, …] and `y` [N] of a .npz file."""
+    """Arrays `x` [N, …] and `y` [N] of a .npz file; bytes become 0…1."""
 
-    kind = "arrays"
+    kind: ClassVar[str] = "arrays"
+    shape: tuple[int, ...]
+    classes: list[str]
+    mean: Sequence[float] = ()  # of each channel, where images are standardised
+    std: Sequence[float] = ()
 
-    def __init__(self, path: Path, classes: list[str] | None) -> None:
-        x, y = _arrays(path)
-        self.shape = x.shape[1:]
+    @classmethod
+    def of(cls, path: Path, classes: list[str] | None) -> Arrays:
+        """The form that a first file sets."""
+        x, y = _labelled(path)
         count = int(y.max()) + 1 if len(y) else 0
         if classes is None and count == 1:
             raise ValueError(
                 f"{path.name}: all rows are of class 0, and mega-batch 1 sets the classes; name "
                 "all classes (classes=…) beforehand"
             )
-        self.classes = classes or [str(number) for number in range(count)]
+        return cls(x.shape[1:], classes or [str(number) for number in range(count)])
+
+    def plain(self) -> dict[str, Any]:
+        """Its fields, as JSON holds them."""
+        return asdict(self)
 
     def read(self, path: Path) -> Examples:
-        x, y = _arrays(path)
-        if x.shape[1:] != self.shape:
-            raise ValueError(
-                f"{path.name}: the inputs have the shape {list(x.shape[1:])}, and those of "
-                f"mega-batch 1 {list(self.shape)}; give inputs of one shape"
-            )
+        x, y = _labelled(path)
+        inputs = self._inputs(x, path.name)
         wrong = y[(y < 0) | (y >= len(self.classes))]
         if len(wrong):
             raise ValueError(_new_class(path, str(wrong[0]), self.classes))
+        return Examples(inputs, torch.from_numpy(y))
+
+    def inputs(self, rows: Path | np.ndarray | Tensor) -> Tensor:
+        """The inputs of a file that holds `x`, or of such an array."""
+        if isinstance(rows, Path):
+            return self._inputs(_arrays(rows, "x")["x"], rows.name)
+        return self._inputs(np.asarray(rows), "the array")
+
+    def _inputs(self, x: np.ndarray, file: str) -> Tensor:
+        if x.ndim < 1 or x.dtype.kind not in "biuf":
+            raise ValueError(f"{file}: x must be [N, …] numbers, got {x.dtype} {list(x.shape)}")
+        if x.shape[1:] != tuple(self.shape):
+            raise ValueError(
+                f"{file}: the inputs have the shape {list(x.shape[1:])}, and those of "
+                f"mega-batch 1 {list(self.shape)}; give inputs of one shape"
+            )
+        if not np.isfinite(x).all():
+            raise ValueError(f"{file}: x holds NaN or infinite values; remove those rows")
         scale = 255 if x.dtype == np.uint8 else 1
-        return Examples(torch.from_numpy(x.astype(np.float32) / scale), torch.from_numpy(y))
+        inputs = torch.from_numpy(x.astype(np.float32) / scale)
+        if not self.mean:
+            return inputs
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return (inputs - mean) / std
 
 
-def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as found:
-            if not {"x", "y"} <= set(found.files):
-                names = ", ".join(found.files) or "nothing"
-                raise ValueError(f"{path.name} must hold the arrays x and y; it holds {names}")
-            x, y = found["x"], found["y"]
-    except (zipfile.BadZipFile, EOFError, KeyError) as error:
-        raise ValueError(f"{path.name} is damaged ({error}); get it again") from None
+def _labelled(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    found = _arrays(path, "x", "y")
+    x, y = found["x"], found["y"]
     if x.dtype.kind not in "biuf" or y.dtype.kind not in "iu" or y.ndim != 1 or len(x) != len(y):
         raise ValueError(
             f"{path.name}: x must be [N, …] numbers and y [N] class ids, got {x.dtype} "
             f"{list(x.shape)} and {y.dtype} {list(y.shape)}"
         )
-    if not np.isfinite(x).all():
-        raise ValueError(f"{path.name}: x holds NaN or infinite values; remove those rows")
     return x, y.astype(np.int64)
+
+
+def _arrays(path: Path, *names: str) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            if not set(names) <= set(found.files):
+                needs = "the arrays x and y" if len(names) > 1 else "the array x"
+                raise ValueError(
+                    f"{path.name} must hold {needs}; it holds {', '.join(found.files) or 'nothing'}"
+                )
+            return {name: found[name] for name in names}
+    except (zipfile.BadZipFile, EOFError, KeyError) as error:
+        raise ValueError(f"{path.name} is damaged ({error}); get it again") from None
 
 
 def _new_class(path: Path, word: str, classes: list[str]) -> str:
@@ -159,29 +205,72 @@ def _new_class(path: Path, word: str, classes: list[str]) -> str:
     )
 
 
+@dataclass(frozen=True)
 class Tokens:
     """Blocks of tokens of a text."""
 
-    kind = "text"
+    kind: ClassVar[str] = "text"
+    tokens: int
+    length: int
+    encode: Callable[[str], Sequence[int]] | None = None  # None: the bytes of the text
 
-    def __init__(
-        self, encode: Callable[[str], Sequence[int]] | None, tokens: int, length: int
-    ) -> None:
-        self.encode = encode or (lambda text: list(text.encode()))
-        self.length = length
-        self.classes = [str(number) for number in range(tokens)]
+    @property
+    def classes(self) -> list[str]:
+        """The tokens are what is told apart."""
+        return [str(number) for number in range(self.tokens)]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.length,)
+
+    def plain(self) -> dict[str, Any]:
+        """Its numbers; `encode` is code, and not kept."""
+        return {"tokens": self.tokens, "length": self.length}
 
     def read(self, path: Path) -> Examples:
         with open_packed(path) as file:
             text = file.read().decode("utf-8-sig", "replace")
+        encode = self.encode or (lambda text: list(text.encode()))
         try:
-            examples = token_blocks(self.encode(text), self.length)
+            examples = token_blocks(encode(text), self.length)
         except ValueError as error:
             raise ValueError(f"{path.name}: {error}") from None
         largest = int(max(examples.x.max(), examples.y.max()))
-        if largest >= len(self.classes):
+        if largest >= self.tokens:
             raise ValueError(
-                f"{path.name}: token {largest} is none of the {len(self.classes)} tokens; set "
+                f"{path.name}: token {largest} is none of the {self.tokens} tokens; set "
                 "tokens to the size of the vocabulary"
             )
         return examples
+
+    def inputs(self, rows: Any) -> Tensor:
+        raise ValueError(
+            "a row of text has no class; give tokens [N, L] to the learner: current.learner.predict"
+        )
+
+
+# -- forms as plain values -------------------------------------------------------------------------
+
+FORMS: dict[str, Callable[..., Form]] = {kind.kind: kind for kind in (Rows, Arrays, Tokens)}
+
+
+def write_form(form: Form) -> dict[str, Any]:
+    """A form as JSON holds it."""
+    return {"kind": form.kind, **form.plain()}
+
+
+def read_form(plain: Mapping[str, Any]) -> Form:
+    """The form that `write_form` wrote."""
+    fields = dict(plain)
+    return FORMS[fields.pop("kind")](**fields)
+
+
+def read_inputs(form: Form, rows: Any) -> Tensor:
+    """Inputs of a file (by its path) or of values, in a form; there is at least one row."""
+    if isinstance(rows, str | Path):
+        rows = Path(rows)
+        if (kind := kind_of(rows)) != form.kind:
+            raise ValueError(f"{rows.name} is {kind}, and the run learned from {form.kind}")
+    if not len(inputs := form.inputs(rows)):
+        raise ValueError(f"{getattr(rows, 'name', 'this')} holds no row to answer")
+    return inputs

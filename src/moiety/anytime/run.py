@@ -10,7 +10,7 @@
 |---|---|
 | `ledger.jsonl` | a line for each time t, see `ledger` |
 | `phases.jsonl` | what each phase uses, written before it trains |
-| `versions/0007`, `current` | the learner after phase 7 with its card; the newest, see `versions` |
+| `versions/0007`, `current` | the learner after phase 7, its card, the form of its rows; newest |
 | `run.json` | the words of the run: learner, options, policies, seed; other words are refused |
 
 It may be killed at any moment and started again with the same words: the weights and the ledger

@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from .apart import Apart, BadTest
 from .arrivals import DONE, Incomplete, candidates, prove
 from .data import Batch, Examples, problem_examples, shuffled, split_rows
 from .journal import Entry, Journal, Stamp
+from .readers import FORMS, Arrays, write_form
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,13 @@ class Stream(ABC):
         """Look for new mega-batches; say what is new, and what is not taken, and why."""
         return []
 
+    def form(self) -> dict[str, Any] | None:
+        """What turns further rows into inputs, as plain values (`readers.write_form`).
+
+        None: only inputs that are ready for the model can be answered by another process.
+        """
+        return None
+
     def __getitem__(self, number: int) -> Batch:
         if not 1 <= number <= self.known():
             raise IndexError(f"mega-batch {number} is not there; {self.known()} have arrived")
@@ -98,6 +107,7 @@ class Cut(Stream):
         super().__init__(seed=seed, validation=validation)
         self.batches = batches
         rows, self.classes, self._take = _source(data)
+        self._data = data
         most = rows // 2 if validation else rows
         if not 1 <= batches <= most:
             raise ValueError(
@@ -115,6 +125,18 @@ class Cut(Stream):
 
     def _arrived(self, number: int) -> tuple[str, Examples]:
         return f"part {number} of {self.batches}", self._take(self._parts[number - 1])
+
+    def form(self) -> dict[str, Any] | None:
+        """Of images and of examples; the scales of a table are not known any more."""
+        data = self._data
+        if isinstance(data, Examples):
+            if not data.x.is_floating_point():
+                return None
+            names = [str(number) for number in range(self.classes)]
+            return write_form(Arrays(tuple(data.x.shape[1:]), names))
+        if data.shape is None:
+            return None
+        return write_form(Arrays(data.shape, data.targets[0].classes, data.mean, data.std))
 
 
 def cut(
@@ -198,6 +220,14 @@ class Folder(Stream):
         if classes is None:
             raise ValueError("the reader does not say how many classes there are; set its classes")
         return int(classes)
+
+    def form(self) -> dict[str, Any] | None:
+        """That of mega-batch 1, where the reader has one of those that `readers` knows."""
+        self._form()
+        form = getattr(self.read, "form", None)
+        if form is None or getattr(form, "kind", None) not in FORMS:
+            return None
+        return write_form(form)
 
     def test(self) -> Examples:
         """The test file's examples, once there is a first mega-batch to give them its form."""

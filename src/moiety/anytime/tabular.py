@@ -1,13 +1,16 @@
 """Tables of a stream: columns, scales, levels and classes are those of mega-batch 1.
 
-rows = Rows(Path("monday.csv"), target="label", classes=None)
+rows = Rows.of(Path("monday.csv"), target="label", classes=None)
 rows.read(Path("tuesday.csv"))               # [N, F] numbers and one-hot categories, [N] classes
+rows.inputs(Path("new.csv"))                 # [N, F] of a table with or without the target
+Rows(**rows.plain())                         # the same form, from plain values
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,35 +27,58 @@ if TYPE_CHECKING:
 WRONG = 0.05  # of the values of a column of numbers may be words, which count as missing
 
 
+@dataclass(frozen=True)
 class Rows:
     """The form of a stream of tables."""
 
-    kind = "a table"
+    kind: ClassVar[str] = "a table"
+    columns: list[str]  # all, as they stand in the file
+    target: str
+    classes: list[str]
+    scales: dict[str, tuple[float, float]]  # mean and spread of each column of numbers
+    dates: list[str]  # those of them that are dates, as days
+    levels: dict[str, list[str]]  # the words of each category
+    unused: dict[str, str]  # columns that are no inputs, and why
 
-    def __init__(self, path: Path, target: str | None, classes: list[str] | None) -> None:
+    @classmethod
+    def of(cls, path: Path, target: str | None, classes: list[str] | None) -> Rows:
+        """The form that a first file sets."""
         frame = _frame(path)
-        self.columns = list(frame)
-        ((self.target, kind),) = find_targets(_one(target), self.columns, path.name).items()
+        ((name, kind),) = find_targets(_one(target), list(frame), path.name).items()
         if classes is None or kind == "number":
-            _check_classes(frame[[self.target]], kind, path)
-        inputs, labels = self._parts(frame, path)
+            _check_classes(frame[[name]], kind, path)
+        inputs, labels = _parts(frame, name, path)
         # Numbers in the order of numbers, words in that of words.
         words = sorted(labels.unique(), key=lambda word: (len(word), word))
-        self.classes = classes or (words if all(map(str.isdecimal, words)) else sorted(words))
         _, found = sort_columns(inputs, [])
-        self.unused = {**dict.fromkeys(found.texts, "running text"), **found.ignored}
         if not found.numbers and not found.categories:
             raise ValueError(f"{path.name} has no column of numbers or categories to learn from")
-        self.scales = {name: _scale(_numbers(inputs[name], path)) for name in found.numbers}
         # The commonest, then by name; all others count as unseen.
-        levels = {name: _words(inputs[name]).value_counts()[:MOST] for name in found.categories}
-        self.levels = {name: sorted(counts.index) for name, counts in levels.items()}
+        levels = {each: _words(inputs[each]).value_counts()[:MOST] for each in found.categories}
+        return cls(
+            columns=list(frame),
+            target=name,
+            classes=classes or (words if all(map(str.isdecimal, words)) else sorted(words)),
+            scales={each: _scale(_numbers(inputs[each], path.name)) for each in found.numbers},
+            dates=[each for each in found.numbers if _is_date(inputs[each])],
+            levels={each: sorted(counts.index) for each, counts in levels.items()},
+            unused={**dict.fromkeys(found.texts, "running text"), **found.ignored},
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the inputs of a row."""
+        return (len(self.scales) + sum(len(words) + 1 for words in self.levels.values()),)
+
+    def plain(self) -> dict[str, Any]:
+        """Its fields, as JSON holds them."""
+        return asdict(self)
 
     def read(self, path: Path) -> Examples:
         """The examples of a file that has the same columns and no new class."""
         frame = _frame(path)
         self._check_columns(frame, path)
-        inputs, labels = self._parts(frame, path)
+        inputs, labels = _parts(frame, self.target, path)
         ids = {word: number for number, word in enumerate(self.classes)}
         unseen = sorted(set(labels) - ids.keys())
         if unseen:
@@ -61,7 +87,21 @@ class Rows:
                 "did not have; name all classes (classes=…) beforehand, or remove it"
             )
         y = torch.tensor([ids[word] for word in labels], dtype=torch.long)
-        return Examples(self._inputs(inputs, path), y)
+        return Examples(self._inputs(inputs, path.name), y)
+
+    def inputs(self, rows: Path | pandas.DataFrame) -> torch.Tensor:
+        """The inputs of all rows, which may have further columns and need no target."""
+        name = rows.name if isinstance(rows, Path) else "the table"
+        frame = read_table(rows) if isinstance(rows, Path) else rows
+        if not hasattr(frame, "columns"):
+            raise ValueError(f"this run learns from tables: give one, not a {type(rows).__name__}")
+        frame = frame.rename(columns=str).reset_index(drop=True)
+        lost = [column for column in (*self.scales, *self.levels) if column not in frame]
+        if lost:
+            raise ValueError(
+                f"{name} lacks the column {lost[0]!r}, which the model looks at; add it"
+            )
+        return self._inputs(frame, name)
 
     def _check_columns(self, frame: pandas.DataFrame, path: Path) -> None:
         more = [name for name in frame if name not in self.columns]
@@ -70,23 +110,27 @@ class Rows:
             what = f"has the new column {more[0]!r}" if more else f"lacks the column {less[0]!r}"
             raise ValueError(f"{path.name} {what}; give it the columns of mega-batch 1")
 
-    def _parts(self, frame: pandas.DataFrame, path: Path) -> tuple[pandas.DataFrame, pandas.Series]:
-        """Inputs and classes of the rows that have a class."""
-        wanted = {self.target: "classes"}
-        labels, _ = settle_kinds(frame[[self.target]], wanted, path.name, [])  # type: ignore[arg-type]
-        return frame.loc[labels.index].drop(columns=self.target), labels[self.target]
-
-    def _inputs(self, frame: pandas.DataFrame, path: Path) -> torch.Tensor:
+    def _inputs(self, frame: pandas.DataFrame, file: str) -> torch.Tensor:
         parts = []
         for name, (mean, std) in self.scales.items():
-            scaled = (_numbers(frame[name], path) - mean) / std
+            _check_date(frame[name], name in self.dates, file)
+            scaled = (_numbers(frame[name], file) - mean) / std
             values = np.nan_to_num(np.clip(scaled, -CUT, CUT)).astype(np.float32)
             parts.append(torch.from_numpy(values)[:, None])
         for name, levels in self.levels.items():
+            _check_words(frame[name], levels, file)
             ids = {word: number for number, word in enumerate(levels, start=1)}
             known = torch.tensor([ids.get(word, 0) for word in _words(frame[name])])
             parts.append(F.one_hot(known.long(), len(levels) + 1).float())
         return torch.cat(parts, 1)
+
+
+def _parts(
+    frame: pandas.DataFrame, target: str, path: Path
+) -> tuple[pandas.DataFrame, pandas.Series]:
+    """Inputs and classes of the rows that have a class."""
+    labels, _ = settle_kinds(frame[[target]], {target: "classes"}, path.name, [])
+    return frame.loc[labels.index].drop(columns=target), labels[target]
 
 
 def _one(target: str | None) -> list[str] | None:
@@ -116,18 +160,48 @@ def _frame(path: Path) -> pandas.DataFrame:
     return frame.reset_index(drop=True)
 
 
-def _numbers(values: pandas.Series, path: Path) -> np.ndarray:
+def _is_date(values: pandas.Series) -> bool:
+    import pandas
+
+    return pandas.api.types.is_datetime64_any_dtype(values)
+
+
+def _check_date(values: pandas.Series, date: bool, file: str) -> None:
+    """Raise where a column of dates is one of numbers now, or the other way round."""
+    if _is_date(values) != date and values.notna().any():
+        was, now = ("dates", "none") if date else ("numbers", "dates")
+        raise ValueError(
+            f"{file}: {values.name!r} held {was} in mega-batch 1, and here {now}; correct that "
+            "column"
+        )
+
+
+def _check_words(values: pandas.Series, levels: list[str], file: str) -> None:
+    """Raise where a column of words holds numbers now; a word that is new counts as unseen."""
+    import pandas
+
+    if not pandas.api.types.is_numeric_dtype(values) or values.isna().all():
+        return
+    codes = pandas.to_numeric(pandas.Series(levels), errors="coerce").notna().any()
+    if not codes and not _words(values).isin(levels).any():
+        raise ValueError(
+            f"{file}: {values.name!r} held words in mega-batch 1, such as {levels[0]!r}, and here "
+            f"is {str(values.dropna().iloc[0])!r}; correct that column"
+        )
+
+
+def _numbers(values: pandas.Series, file: str) -> np.ndarray:
     """A column as float64; what is no finite number is missing, NaN."""
     import pandas
 
-    if pandas.api.types.is_datetime64_any_dtype(values):
+    if _is_date(values):
         start = pandas.Timestamp(0, tz=values.dt.tz)
         values = (values - start) / pandas.Timedelta(days=1)
     numbers = pandas.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     wrong = np.isnan(numbers) & values.notna().to_numpy()
     if wrong.sum() > WRONG * len(values):
         raise ValueError(
-            f"{path.name}: {values.name!r} was a number in mega-batch 1, and here is "
+            f"{file}: {values.name!r} was a number in mega-batch 1, and here is "
             f"{str(values[wrong].iloc[0])!r}; correct that column"
         )
     return np.where(np.abs(numbers) > LARGEST, np.nan, numbers)

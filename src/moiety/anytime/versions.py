@@ -1,11 +1,12 @@
 """Versions of a learner on disk: whole or absent, the last few kept, `current` the newest.
 
     versions = Versions("out")
-    versions.add(7, learner.state(), card)           # out/versions/0007, and out/current -> it
-    state, card = load_current("out")                # also from another process, at any moment
+    versions.add(7, learner.state(), card, form)     # out/versions/0007, and out/current -> it
+    version = read_current("out")                    # also from another process, at any moment
 
-A version is written beside its place and renamed, and so is the symbolic link `current`: a reader
-meets the old one or the new one.
+A version is complete by itself: weights, a card with the words of the run, and the form of its rows
+(`serving.load_current` makes a model of the three). It is written beside its place and renamed, and
+so is the symbolic link `current`: a reader meets the old one or the new one.
 """
 
 from __future__ import annotations
@@ -14,13 +15,21 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import io
 from ..train.state import read_state, state_bytes
 
 KEPT = 3
-STATE, CARD = "state.safetensors", "card.json"
+STATE, CARD, FORM = "state.safetensors", "card.json", "form.json"
+
+
+class Version(NamedTuple):
+    """What a version holds."""
+
+    state: dict[str, Any]  # of the learner
+    card: dict[str, Any]  # when, on what, at which cost; `run` has the words of run.json
+    form: dict[str, Any] | None  # what turns rows into inputs, see `readers.read_form`
 
 
 class Versions:
@@ -37,12 +46,19 @@ class Versions:
     def path(self, number: int) -> Path:
         return self.folder / f"{number:04d}"
 
-    def add(self, number: int, state: Mapping[str, Any], card: Mapping[str, Any]) -> None:
+    def add(
+        self,
+        number: int,
+        state: Mapping[str, Any],
+        card: Mapping[str, Any],
+        form: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write a version, make it current, and remove those that are too old."""
         beside = self.folder / f".{number:04d}.tmp"
         shutil.rmtree(beside, ignore_errors=True)
         io.write_atomic(beside / STATE, state_bytes(state))
         io.write_json(beside / CARD, dict(card))
+        io.write_json(beside / FORM, None if form is None else dict(form))
         os.rename(beside, self.path(number))
         io.sync_folder(self.folder)
         self.repair()
@@ -66,26 +82,27 @@ class Versions:
 
     def load(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """The state and the card of a version."""
-        return _load(self.path(number))
+        return read_state(self.path(number) / STATE), io.read_json(self.path(number) / CARD)
 
 
-def load_current(out: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state and the card of the version that is current, while another process trains."""
+def read_current(out: str | os.PathLike[str]) -> Version:
+    """All of the version that is current, while another process trains."""
     link = Path(out) / "current"
     while True:
         try:
             name = os.readlink(link)
         except OSError:
             raise ValueError(f"{out} holds no version yet; wait for the first phase") from None
+        path = Path(out) / name
         try:
-            return _load(Path(out) / name)
-        except FileNotFoundError:
+            return Version(
+                read_state(path / STATE), io.read_json(path / CARD), io.read_json(path / FORM)
+            )
+        except FileNotFoundError as error:
             if os.readlink(link) == name:  # else it was removed as too old while it was being read
-                raise
-
-
-def _load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    return read_state(path / STATE), io.read_json(path / CARD)
+                raise ValueError(
+                    f"{path} is not whole ({error}); restore it, or let the run train another phase"
+                ) from None
 
 
 class Checkpoint:

@@ -5,33 +5,43 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import advising
+from . import advising, predicting
 from .asked import (
     JOURNAL,
     Model,
     build,
+    check_learner,
     data_set,
     folder,
+    given,
     own_journal,
     read_options,
     refuse_of_folders,
 )
+from .telling import Teller, tell_line, tell_plan, tell_result, tell_unused
 
 if TYPE_CHECKING:
     from ...anytime.base import Learner
     from ...anytime.data import Batch, Examples
-    from ...anytime.run import Result
-    from ...anytime.stream import Seen, Stream
+
+command = typer.Typer(invoke_without_command=True)
+command.command("predict")(predicting.predict)
 
 
-def command(
+@command.callback()
+def run(
+    context: typer.Context,
     stream: Annotated[
-        str, typer.Option(help="Folder that fills with files; with --batches, a data set.")
-    ],
+        str | None,
+        typer.Option(
+            help="Folder that fills with files; with --batches, a data set.  [required]",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of versions and ledger.")] = Path("out/anytime"),
     model: Annotated[Model, typer.Option(help="vgg19 takes images of 32 pixels.")] = "mlp",
     width: Annotated[int, typer.Option(min=1, help="Of its hidden layers.")] = 64,
@@ -97,13 +107,27 @@ def command(
         typer.Option(help="With --advise: smallest error that matters. Default: 0.01."),
     ] = None,
 ) -> None:
-    """Train whenever enough has arrived; OUT/current is always the newest model."""
+    """Train whenever enough has arrived; OUT/current is always the newest model.
+
+    `moiety anytime predict FILE` answers rows with it.
+    """
+    asked = given(context)
+    if context.invoked_subcommand is not None:
+        if asked:
+            verb = context.invoked_subcommand
+            raise ValueError(f"--{asked[0]} stands before {verb}; give {verb} its options after it")
+        return
+    if stream is None:
+        raise ValueError("give --stream, a folder that fills; or --batches with a data set")
     from ...anytime.fitting import Training
     from ...anytime.policies import read_replay, read_wait
     from ...anytime.run import run_stream
     from ...train import find_device
 
-    if not advise:
+    check_learner(learner)
+    if advise:
+        advising.tell_aside(asked)
+    else:
         advising.refuse(first=first, seeds=seeds, budget=budget, margin=margin)
     where, waiting, replayed = find_device(device), read_wait(wait), read_replay(replay)
     training = Training(epochs=epochs, method=method, lr=lr)
@@ -112,6 +136,9 @@ def command(
     def make(first: Batch) -> Learner:
         tell_unused(source)
         return build(model, width, learner, options, first, source.classes)
+
+    words: dict[str, object] = {"model": model, "width": width, "target": target}
+    words |= {"classes": classes, "learner_options": read_options(option or [])}
 
     with tempfile.TemporaryDirectory() as scratch:
         tests: Examples | Callable[[Batch], Examples] | None
@@ -153,72 +180,6 @@ def command(
             follow=watch,
             on_line=tell_line,
             on_seen=Teller(),
-            words={"model": model, "width": width, "target": target, "classes": classes},
+            words=words,
         )
     tell_result(result, out)
-
-
-# -- what is said ----------------------------------------------------------------------------------
-
-
-class Teller:
-    """Says what each look at the folder met, and nothing twice."""
-
-    def __init__(self) -> None:
-        self.said: set[str] = set()
-
-    def __call__(self, seen: list[Seen]) -> None:
-        for one in seen:
-            if one.reason and str(one) not in self.said:
-                typer.echo(f"  {one}", err=True)
-                self.said.add(str(one))
-
-
-def tell_unused(source: Stream) -> None:
-    """Columns of the first file that are no inputs, and why."""
-    form = getattr(getattr(source, "read", None), "form", None)
-    unused = getattr(form, "unused", {})
-    if unused:
-        named = "; ".join(f"{name} ({why})" for name, why in unused.items())
-        typer.echo(f"Columns that are not used: {named}")
-
-
-def tell_line(line: dict[str, Any]) -> None:
-    """A line of the ledger in words."""
-    metric = "perplexity" if "perplexity" in line else "error"
-    text = f"t = {line['t']}  {line['name']}  {line['rows']} rows  {metric} {line[metric]:.4g}"
-    if line["trained"]:
-        text += (
-            f"  phase {line['phase']}: {line['steps']} steps, {line['flops']['train']:.2e} FLOPs"
-        )
-        if line["validation"] is not None:
-            text += f", validation {line['validation']:.4g}"
-        if line["growth"]:
-            text += f", grown (gap {line['growth']['gap']:.1e})"
-    typer.echo(text)
-
-
-def tell_plan(source: Stream, make: Callable[[Batch], Learner]) -> None:
-    for one in source.poll():
-        typer.echo(f"  {one}")
-    typer.echo(f"{source.known()} mega-batches have arrived.")
-    if source.known():
-        made = make(source[1])
-        typer.echo(f"Learner {made.name}: {made.parameters():,} parameters.")
-    typer.echo("Nothing was trained, and nothing written.")
-
-
-def tell_result(result: Result, out: Path) -> None:
-    """The sums of the ledger, what still waits, and where to go on."""
-    sums = result.summary
-    name = "CER" if sums.metric == "error" else "Sum of perplexities"
-    typer.echo(
-        f"{name} {sums.cer:.4g} over {sums.batches} mega-batches ({sums.average:.4g} each, "
-        f"{sums.final:.4g} at the end); Mem {sums.mem:,} parameters; Comp {sums.comp:.3e} FLOPs "
-        f"(forward only {sums.comp_forward:.3e}; validation {sums.comp_validation:.3e}, growth "
-        f"{sums.comp_growth:.3e} apart)"
-    )
-    if result.waiting:
-        typer.echo(f"{len(result.waiting)} mega-batches wait for more: {result.waiting}")
-    if (out / "current").exists():
-        typer.echo(f"The newest model is {out / 'current'}; the ledger is {out / 'ledger.jsonl'}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ...anytime.stream import Seen, Stream
 
 GROWS = "growing-ensemble"  # where the learner that was asked for does not grow
+ASIDE = ("wait", "watch", "test")
 BUDGET, MARGIN = "10m", 0.01
 
 
@@ -42,6 +43,17 @@ def makers(
     if learner.startswith("growing"):
         return {"single": maker("single", {}), learner: maker(learner, own)}
     return {learner: maker(learner, own), GROWS: maker(GROWS, {})}
+
+
+def tell_aside(asked: list[str]) -> None:
+    """Say which of the options that were given have no part in advice."""
+    aside = [f"--{name}" for name in ASIDE if name in asked]
+    if aside:
+        typer.echo(
+            f"--advise leaves {' and '.join(aside)} aside: it tries waits of its own on what has "
+            "arrived, and scores what arrives next",
+            err=True,
+        )
 
 
 def refuse(**given: object) -> None:

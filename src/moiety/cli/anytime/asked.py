@@ -21,6 +21,22 @@ Model = Literal["mlp", "vgg19"]
 JOURNAL = "journal.jsonl"
 
 
+def given(context: typer.Context) -> list[str]:
+    """The options that the command line names, not those that have their default."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    named = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    return [name.replace("_", "-") for name in named]
+
+
+def check_learner(name: str) -> None:
+    """Raise for a learner of models that the command line does not have."""
+    if name == "growing-switch":
+        raise ValueError(
+            "--learner growing-switch is Python only: it grows a sparse transformer of yours, "
+            "which moiety.anytime.learner takes; here, take growing-moe"
+        )
+
+
 def read_options(given: list[str]) -> dict[str, Any]:
     """`["members=3", "start=scratch"]` as words and values."""
     options: dict[str, Any] = {}
@@ -93,6 +109,9 @@ def data_set(
     from ...data import load_problem
 
     problem = load_problem(name, targets=target, data_dir=data_dir, seed=seed)
+    typer.echo(problem.name)
+    for note in [*problem.notes, *(f"leak: {leak}" for leak in problem.leaks)]:
+        typer.echo(f"  {note}")
     return cut(problem, batches, seed=seed), problem_examples(problem, problem.test)
 
 
@@ -100,23 +119,11 @@ def build(
     model: Model, width: int, learner: str, options: dict[str, Any], first: Batch, classes: int
 ) -> Learner:
     """The learner for data like the first mega-batch."""
-    from ...anytime import backbones
-    from ...anytime.learners import learner as make_learner
+    from ...anytime.making import make_learner
 
-    shape = tuple(first.train.x.shape[1:])
     if not first.train.x.is_floating_point():
         raise ValueError(
             "the command line has no language model; give one to moiety.anytime.run_stream"
         )
-    if model == "vgg19" and len(shape) != 3:
-        raise ValueError(f"vgg19 takes images, not rows of the shape {list(shape)}; take mlp")
-    tree = learner == "growing-moe"
-
-    def make(_: int) -> Any:
-        if model == "vgg19":
-            kind = backbones.TreeVGG19 if tree else backbones.VGG19
-            return kind(width, shape=shape, classes=classes)  # type: ignore[arg-type]
-        inputs = first.train.x[0].numel()
-        return (backbones.TreeMLP if tree else backbones.MLP)(width, inputs=inputs, classes=classes)
-
-    return make_learner(learner, make, **options)
+    shape = tuple(first.train.x.shape[1:])
+    return make_learner(learner, options, model=model, width=width, shape=shape, classes=classes)
