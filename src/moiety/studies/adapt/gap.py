@@ -18,6 +18,7 @@ study = adapt_study(
     question="Is the generalisation gap smaller, and are the weights nearer to the source's?",
     arms=arms_of(IMAGES, {"further pre-training": FURTHER, "self-distillation": SELF}),
     first=[GAP, TEST_LOSS, SHOWN],
+    tunes=2,
     claims=[
         claim
         for metric, (quote, mark, words) in ASKED.items()

@@ -11,6 +11,7 @@ study = adapt_study(
     question="Is self-distillation more accurate than fine-tuning, its variants and further "
     "pre-training?",
     arms=arms_of(IMAGES, METHODS),
+    tunes=2,
     claims=[
         *ahead(
             "self-distillation",

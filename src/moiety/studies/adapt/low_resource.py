@@ -6,7 +6,7 @@ from .statements import LEAD, ahead
 from .tables import FINE_TUNING, SELF, adapt_study, arms_of
 
 SET = ["fashion-mnist"]
-LABELS = (100, 300, 1000, 3000)
+LABELS = (100, 1000, 3000)
 ARMS = {}
 for labels in LABELS:
     ARMS[f"fine-tuning, {labels}"] = {**FINE_TUNING, "labels": labels}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...lab.claims import Claim, equivalent, greater
 from .statements import JUDGED, LEAD
-from .tables import FINE_TUNING, FURTHER, SELF, Settings, adapt_study, arm, arms_of
+from .tables import FINE_TUNING, SELF, Settings, adapt_study, arm, arms_of
 
 SET = "scierc"
 ROUTERS = ("top-k", "cosine", "softmax")
@@ -16,7 +16,6 @@ SHARED = {"experts": 4, "layers": "every:2", "balance": {"switch": 0.01}}
 OPTIONS: dict[str, Settings] = {"top-k": {"k": 2}, "cosine": {"k": 2}}
 METHODS: dict[str, Settings] = {
     "fine-tuning": FINE_TUNING,
-    "further pre-training": FURTHER,
     "self-distillation": SELF,
     "self-distillation, routers too": {**SELF, "match_routing": 1.0},
 }

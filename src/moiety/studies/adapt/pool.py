@@ -25,6 +25,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -42,6 +43,7 @@ from ...adapt.scores import scores
 from ...adapt.tuning import OPTIONS
 from ...train import seeded
 from ...train.draws import step_seed
+from .contrast import contrast
 from .corpora import checksums
 from .sources import Source, settings_of, source
 from .targets import TARGETS, Examples, Target, load_target, spread
@@ -82,14 +84,9 @@ class Case:
         return examples.rows(encoder, self.length)
 
     def start(self) -> Encoder:
-        """The encoder that every arm starts from."""
-        encoder = Encoder.load(self.source.path)
-        if self.experts:
-            from ...hf import upcycle
-
-            with seeded(self.seed):  # of the routers
-                encoder.model = upcycle(encoder.model, **self.experts)
-        return encoder.to(self.device)
+        """The encoder that every arm starts from, to be read and not to be trained."""
+        experts = json.dumps(self.experts, default=dict, sort_keys=True)
+        return _start(self.source.path, self.seed, experts, self.device)
 
     def home(self, plan: Plan | None) -> Path:
         """The folder of an encoder: some words to read, and a hash of all it depends on."""
@@ -102,6 +99,17 @@ class Case:
             "recipe": RECIPE,
         }
         return self.source.path / f"{self.target.replace(' ', '-')}-{_key(asked)}"
+
+
+@lru_cache(maxsize=2)  # a worker runs trial after trial, mostly of one source
+def _start(path: Path, seed: int, experts: str, device: torch.device) -> Encoder:
+    encoder, words = Encoder.load(path), json.loads(experts)
+    if words:
+        from ...hf import upcycle
+
+        with seeded(seed):  # of the routers
+            encoder.model = upcycle(encoder.model, **words)
+    return encoder.to(device)
 
 
 def case_of(settings: Mapping[str, Any], seed: int, device: torch.device) -> Case:
@@ -134,7 +142,7 @@ def kind_of(target: str) -> Any:
 def plan_of(settings: Mapping[str, Any]) -> Plan | None:
     """What becomes of the source before it is fine-tuned.
 
-    adapt    None, "further" or "distil"; rounds: of the last
+    adapt    None, "further", "distil" (with rounds) or "supcon"
     times    of the steps of the scale, for all stages
     """
     if settings["adapt"] is None:
@@ -143,6 +151,8 @@ def plan_of(settings: Mapping[str, Any]) -> Plan | None:
     own = settings[kind]
     stage = {word: own[f"adapt_{word}"] for word in TRAINED}
     stage["steps"] = max(round(own["adapt_steps"] * settings.get("times", 1)), 1)
+    if settings["adapt"] == "supcon":
+        return {"stage": "supcon", **stage}
     plan = {"stage": "further", **stage}
     if settings["adapt"] == "further":
         return plan
@@ -194,20 +204,21 @@ def _adapt(home: Path, case: Case, plan: Plan, tick: Tick | None) -> None:
     # The paper's unlabelled data: those that have labels, without them.
     rows = case.rows(encoder, case.open().labelled(case.seed, case.labels))
     words = {word: plan[word] for word in (*TRAINED, *MATCHED, "steps") if word in plan}
-    words |= {"seed": case.seed, "out": home / "course", "checks": 1}
+    words["seed"] = case.seed
+    course: dict[str, Any] = {"out": home / "course", "checks": 1}
     if tick is not None:
-        words["tick"] = lambda name, share: tick(share / 2)
-    if plan["stage"] == "further":
-        found = further_pretrain(encoder, rows, **words)
+        course["tick"] = lambda name, share: tick(share / 2)
+    if plan["stage"] == "supcon":
+        made = contrast(encoder, rows, **words)
+    elif plan["stage"] == "further":
+        made = further_pretrain(encoder, rows, **words, **course).encoder
     else:
         teacher = adapted(case, plan["teacher"]).model.state_dict()
-        found = self_distill(encoder, rows, teacher=teacher, **words)
-    found.encoder.to("cpu").save(home)
+        made = self_distill(encoder, rows, teacher=teacher, **words, **course).encoder
+    made.to("cpu").save(home)
     about = {
         "plan": plan,
         "seed": case.seed,
-        "history": found.history,
-        "flops": found.flops,
         "seconds": round(time.perf_counter() - began, 3),
         "versions": {"torch": torch.__version__, "device": case.device.type},
     }

@@ -97,10 +97,11 @@ def alike(
 DEVIATIONS: Sequence[str] = (
     "source models of our own (a ViT-MAE of 12 × 192 on CIFAR-10 at 32×32 pixels, a RoBERTa of "
     "6 × 256 on film reviews) instead of vit-mae-base and roberta-base; other target sets",
-    "800 steps of further pre-training and of self-distillation (paper: 20 000, or 100 epochs) at "
+    "600 steps of further pre-training and of self-distillation (paper: 20 000, or 100 epochs) at "
     "rates of 5e-4 and 3e-4 (paper: 1.5e-4 and 1e-4), for models that are a thirtieth as large",
-    "300 or 600 steps of fine-tuning (paper: 10 000, or 10 epochs), chosen on validation with the "
-    "learning rate, for every arm alike (paper: the same settings for all)",
+    "200 or 400 steps of fine-tuning for images, 250 or 500 for texts (paper: 10 000, or 10 "
+    "epochs), chosen on validation with the learning rate, for every arm alike (paper: the same "
+    "settings for all)",
     "a validation split is taken off the training data (paper: none for images)",
     "images are neither cropped nor mirrored: letters and digits are not",
     "RoBERTa's distilled representation and masking rate are not in the paper: all tokens after "

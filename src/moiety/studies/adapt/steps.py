@@ -39,6 +39,6 @@ study = adapt_study(
             )
         ),
     ],
-    deviations=["Omniglot instead of CUB; 200, 800 and 1 600 steps (paper: up to 60 000)"],
+    deviations=["Omniglot instead of CUB; 150, 600 and 1 200 steps (paper: up to 60 000)"],
     notes=["steps: both stages of self-distillation have them"],
 )

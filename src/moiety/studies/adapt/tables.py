@@ -31,6 +31,7 @@ from .pool import kind_of
 from .statements import DEVIATIONS, NOTES
 from .targets import TARGETS
 
+SEARCH = 1000  # the first number of the fine-tunes of a search
 SEARCHED = 0  # the seed whose validation split settings are chosen on
 IMAGES = ("pneumoniamnist", "fashion-mnist", "usps", "omniglot")
 TEXTS = ("acl-arc", "scierc", "chemprot", "tweeteval-emotion")
@@ -88,7 +89,8 @@ def run(running: Running) -> Metrics:
     searching = settings.get("stage") == "tune"
     seed = SEARCHED if searching else running.seed
     case = pool.case_of(settings, seed, running.device)
-    first = settings["tunes"] + running.seed - FIRST_SEED if searching else 0
+    # Of its own in the search, and the same one for every study.
+    first = SEARCH + running.seed - FIRST_SEED if searching else 0
     numbers = range(first, first + (1 if searching else settings["tunes"]))
     plan, tune = pool.plan_of(settings), pool.tune_of(settings)
     found = [
@@ -174,10 +176,10 @@ SCALES = {
             "source": "full",
             "sets": {},
             "parts": 5,
-            "tunes": 2,
+            "tunes": 1,
             "label_share": 1.0,
-            "image": _kind(800, 300, 64, 5e-4),
-            "text": _kind(800, 300, 32, 3e-4, length=128),
+            "image": _kind(600, 200, 64, 5e-4),
+            "text": _kind(600, 250, 64, 3e-4, length=128),
         },
     ),
 }
@@ -219,10 +221,17 @@ def adapt_study(
     arms: Mapping[str, Settings],
     claims: Sequence[Claim],
     first: Sequence[str] = (),
+    tunes: int = 1,
     deviations: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Study:
-    """A study of such trials; `first` are the metrics to show before the others."""
+    """A study of such trials.
+
+    first    the metrics to show before the others
+    tunes    fine-tunes of a seed at full scale; where studies share a run, they share the first
+    """
+    full = SCALES["full"]
+    scales = {**SCALES, "full": Scale(full.seeds, {**full.settings, "tunes": tunes})}
     return Study(
         name=name,
         title=title,
@@ -230,7 +239,7 @@ def adapt_study(
         run=run,
         arms=arms,
         metrics={word: METRICS[word] for word in (*first, *(w for w in METRICS if w not in first))},
-        scales=SCALES,
+        scales=scales,
         claims=claims,
         varies=(
             "source model",

@@ -19,6 +19,7 @@ study = adapt_study(
     question="Has self-distillation a higher F1 than fine-tuning, its variants and further "
     "pre-training?",
     arms=arms_of(TEXTS, METHODS),
+    tunes=2,
     claims=[
         *ahead(
             "self-distillation",
