@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import asking
 import pytest
@@ -95,6 +96,17 @@ def test_transformers_alone_loads_what_was_saved_and_gives_the_logged_logits(ada
         0
     ].keys()
     assert result["tuned"]["scores"].keys() == {"train", "validation", "test"}
+
+
+def test_the_check_of_the_guide_holds(adapt, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = adapt(*TEXT, "--method", "further", "--out", "out/papers")
+    assert "further pre-training: done in" in said
+    guide = Path(__file__).parents[2] / "docs" / "adapt.md"
+    (block,) = re.findall(r"^```py\n(.*?)^```", guide.read_text(), re.M | re.S)
+    names = {"print": lambda gap: names.update(gap=gap)}
+    exec(compile(block, guide.name, "exec"), names)
+    assert names["gap"] <= 1e-5
 
 
 def test_an_upcycled_model_is_loaded_by_moiety(adapt, given, tmp_path):
