@@ -129,13 +129,13 @@ def runner(what: Step, encoder: Encoder, rows: Rows, own: Mapping[str, Any]) -> 
     trained = {word: own[f"adapt_{word}"] for word in pool.TRAINED}
     if what.startswith("tune "):
         tuned = {word: own[f"tune_{word}"] for word in pool.TUNED}
-        method = what.removeprefix("tune ")
+        method: Any = what.removeprefix("tune ")
         return partial(finetune, encoder, rows, method=method, lr=1e-5, **tuned)
     if what == "supcon":
         return partial(contrast, encoder, rows, seed=0, **trained)
     if what == "further":
         return partial(further_pretrain, encoder, rows, checks=1, **trained)
-    match = None if what == "distil" else what
+    match: Any = None if what == "distil" else what
     teacher = encoder.model.state_dict()
     return partial(self_distill, encoder, rows, teacher=teacher, match=match, checks=1, **trained)
 
