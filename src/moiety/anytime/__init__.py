@@ -11,6 +11,7 @@ from .readers import Reader
 from .run import Result, run_stream
 from .serving import Current, Predictions, load_current
 from .stream import Folder, Seen, Stream, cut
+from .versions import Version, read_current
 
 __all__ = [
     "MLP",
@@ -33,11 +34,13 @@ __all__ = [
     "Training",
     "TreeMLP",
     "TreeVGG19",
+    "Version",
     "cut",
     "learner",
     "learners",
     "load_current",
     "problem_examples",
+    "read_current",
     "read_ledger",
     "row_keys",
     "run_stream",

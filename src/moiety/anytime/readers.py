@@ -126,6 +126,9 @@ class Arrays:
     mean: Sequence[float] = ()  # of each channel, where images are standardised
     std: Sequence[float] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))  # JSON has lists only
+
     @classmethod
     def of(cls, path: Path, classes: list[str] | None) -> Arrays:
         """The form that a first file sets."""
@@ -159,7 +162,7 @@ class Arrays:
     def _inputs(self, x: np.ndarray, file: str) -> Tensor:
         if x.ndim < 1 or x.dtype.kind not in "biuf":
             raise ValueError(f"{file}: x must be [N, …] numbers, got {x.dtype} {list(x.shape)}")
-        if x.shape[1:] != tuple(self.shape):
+        if x.shape[1:] != self.shape:
             raise ValueError(
                 f"{file}: the inputs have the shape {list(x.shape[1:])}, and those of "
                 f"mega-batch 1 {list(self.shape)}; give inputs of one shape"

@@ -1,24 +1,29 @@
-"""`moiety report`: make the page of a study or an audit again from its result."""
+"""`moiety report`: make the page of a study, an audit or a stream from what it wrote."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+LEDGER = "ledger.jsonl"
+
 
 def command(
     result: Annotated[
-        Path, typer.Argument(help="Folder of a study's run or of an audit, or a result file.")
+        Path,
+        typer.Argument(
+            help="Folder of a study's run, of an audit or of moiety anytime, or a result file."
+        ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the page here. Default: report.html in the folder of a study, or beside "
-            "a file FILE.html."
+            help="Write the page here. Default: report.html in the folder of a study or a stream, "
+            "or beside a file FILE.html."
         ),
     ] = None,
 ) -> None:
-    """Make the page of a study or an audit again, from its result."""
+    """Make the page of a study, an audit or a stream, from what it wrote."""
     from ..io import read_json, write_atomic
 
     if out is not None and out.is_dir():
@@ -26,10 +31,13 @@ def command(
     if (result / "audit.json").is_file() and not (result / "result.json").is_file():
         result /= "audit.json"
     path = result if result.is_file() else result / "result.json"
+    if not path.is_file() and (result / LEDGER).is_file():
+        typer.echo(f"The page: {write_atomic(out or result / 'report.html', ledger_page(result))}")
+        return
     if not path.is_file():
         raise ValueError(
-            f"{result} holds no result.json, which a study writes when all its trials have ended; "
-            "run `moiety study run` until then."
+            f"{result} holds no result.json, which a study writes when all its trials have ended "
+            "(run `moiety study run` until then), and no ledger.jsonl of `moiety anytime`."
         )
     page = make_page(read_json(path))
     usual = result.with_suffix(".html") if result.is_file() else result / "report.html"
@@ -48,3 +56,19 @@ def make_page(found: Any) -> str:
         return audit_page(found)
     check_result(found)
     return study_page(found, answers(found))
+
+
+def ledger_page(folder: Path) -> str:
+    """The page of a stream so far, also while it is being learned from."""
+    from ..anytime.ledger import read_ledger
+    from ..io import read_json
+    from ..report.stream import stream_page
+
+    lines = read_ledger(folder / LEDGER)
+    if not lines:
+        raise ValueError(f"{folder / LEDGER} is empty: nothing has arrived yet")
+    words = read_json(folder / "run.json") if (folder / "run.json").is_file() else {}
+    if "test" in words:  # a digest, which says nothing to a reader
+        words["test"] = "a test set" if words["test"] else "each arrival, before it is trained on"
+    shown = {name: str(value) for name, value in words.items() if value not in (None, {}, [])}
+    return stream_page(lines, settings=shown, command=f"moiety report {folder}")
