@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .asked import command_line, read_bytes, refuse_idle
+from .asked import command_line, in_options, read_bytes, refuse_idle
 
 Way = Literal["self-distill", "further", "compare"]
 Match = Literal["hidden", "cls", "prediction", "weights"]
@@ -222,9 +222,9 @@ def command(
         given["data_dir"] = str(data_dir)
     asked, where = Asked(**given), find_device(device)
     if dry_run:
-        with quietly():
+        with quietly(), in_options():
             dry(asked, begin(asked, None))
         return
     check_writable(out)
-    with io.lease(out), quietly():
+    with io.lease(out), quietly(), in_options():
         run(asked, out, where, save_every, repeat)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+# How the library calls what a reader of the command line knows as an option.
+WORDS = {"say fit=True": "give --fit", "a cache_limit": "a --cache-limit"}
 OF_COMPARE = ("seeds", "labels", "metric", "margin")
 OF_LABELS = ("tune", "epochs", "tune_batch", "tune_lr", "target")
 OF_ROUNDS = (
@@ -53,3 +56,17 @@ def command_line(given: Mapping[str, Any]) -> str:
         if value is not False:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     return shlex.join(words)
+
+
+@contextmanager
+def in_options() -> Iterator[None]:
+    """Say what the library refuses in the words of the command line."""
+    try:
+        yield
+    except ValueError as error:
+        said = str(error)
+        for ours, theirs in WORDS.items():
+            said = said.replace(ours, theirs)
+        if said == str(error):
+            raise
+        raise ValueError(said) from None
