@@ -38,7 +38,7 @@ def run(
     stream: Annotated[
         str | None,
         typer.Option(
-            help="Folder that fills with files; with --batches, a data set.  [required]",
+            help="Folder that fills with files, which a run needs; with --batches, a data set.",
             show_default=False,
         ),
     ] = None,
