@@ -42,6 +42,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from rich.console import Console
@@ -50,7 +51,6 @@ from ...adapt import finetune, further_pretrain, self_distill
 from ...adapt.encoders import Encoder
 from ...adapt.rows import Rows
 from ...hf import upcycle
-from ...lab.loading import load_study
 from ...train import find_device
 from . import moe, pool, tables
 from .contrast import contrast
@@ -73,7 +73,7 @@ def count(scale: str, kind: str) -> Counter[Step]:
     """The steps of a batch by what they do, each run once."""
     seen: dict[str, tuple[Step, float]] = {}
     for name in BATCHES[kind]:
-        study = load_study(f"adapt/{name}")
+        study = import_module(f"{__package__}.{name.replace('-', '_')}").study
         whole = study.scale(scale)
         for arm in study.arms.values():
             if pool.kind_of(arm["target"]) == kind:

@@ -147,7 +147,7 @@ def _kind(steps: int, tune: int, batch: int, lr: float, **more: Any) -> dict[str
 STAND_INS = {**dict.fromkeys(IMAGES, "digits"), **dict.fromkeys(TEXTS, "made up")}
 SCALES = {
     "smoke": Scale(
-        seeds=2,
+        seeds=1,  # the one that settings are searched on, so that its encoders serve both
         settings={
             "source": "smoke",
             "sets": STAND_INS,
@@ -166,8 +166,8 @@ SCALES = {
             "parts": 5,
             "tunes": 1,
             "label_share": 1.0,
-            "image": _kind(100, 50, 64, 1e-3),
-            "text": _kind(100, 50, 32, 1e-3, length=48),
+            "image": _kind(40, 25, 32, 1e-3),
+            "text": _kind(40, 25, 32, 1e-3, length=48),
         },
     ),
     "full": Scale(

@@ -1,0 +1,226 @@
+"""The studies of adaptation: which arms there are, what they share, what is asked of them."""
+
+import functools
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+
+from moiety.lab import loading
+from moiety.lab.store import Store, Trial
+from moiety.lab.study import Running
+from moiety.lab.tuning import FIRST_SEED, Tuner
+from moiety.studies.adapt import pool, projection, tables
+from moiety.studies.adapt.targets import Target
+
+NAMES = ["images", "text", "low-resource", "ablation", "rounds", "gap", "steps", "weight"]
+NAMES = [f"adapt/{name}" for name in (*NAMES, "moe", "supcon")]
+SELF = [  # one and the same, in the words of each study
+    ("adapt/images", "omniglot / self-distillation"),
+    ("adapt/gap", "omniglot / self-distillation"),
+    ("adapt/ablation", "omniglot / self-distillation"),
+    ("adapt/rounds", "omniglot / round 1"),
+    ("adapt/steps", "omniglot / self-distillation, once"),
+    ("adapt/weight", "omniglot / weight 1"),
+    ("adapt/supcon", "omniglot / self-distillation"),
+]
+
+load_study = functools.cache(loading.load_study)  # which looks through all studies there are
+
+
+def trial(name, arm, folder, seed=0, **settings):
+    """A trial of a study at its smallest scale."""
+    study = load_study(name)
+    own = {**study.scale("smoke").settings, **study.arms[arm], "lr": 1e-3, "longer": 1, **settings}
+    one, store = Trial(name, arm, seed, own), Store(folder)
+    cpu = torch.device("cpu")
+    return Running(one, cpu, store.curve(one), store.checkpoint(one), lambda share: None)
+
+
+def full(name, arm):
+    """The settings of an arm at full scale."""
+    study = load_study(name)
+    return {**study.scale("full").settings, **study.arms[arm], "lr": 1e-3, "longer": 1}
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+
+def test_studies_read_the_same_runs(tmp_path, monkeypatch):
+    first, *others = (trial(name, arm, tmp_path) for name, arm in SELF)
+    found = tables.run(first)
+    assert found.keys() == tables.METRICS.keys()
+    for name in ("finetune", "self_distill", "further_pretrain"):
+        monkeypatch.setattr(pool, name, None)  # nothing trains again
+    assert all(tables.run(one) == found for one in others)
+    assert [row["step"] for row in first.curve.rows()] == [1, 2]
+
+
+def test_they_do_so_at_full_scale():
+    asked = [full(name, arm) for name, arm in SELF]
+    assert len({str((pool.plan_of(one), pool.tune_of(one), one["target"])) for one in asked}) == 1
+    further = [("adapt/gap", "further pre-training"), ("adapt/rounds", "round 0")]
+    plans = [pool.plan_of(full(name, f"omniglot / {arm}")) for name, arm in further]
+    assert plans[0] == plans[1] == pool.plan_of(asked[0])["teacher"]
+    assert full("adapt/images", "usps / fine-tuning")["tunes"] == 2
+    assert full("adapt/steps", "omniglot / fine-tuning")["tunes"] == 1
+
+
+def test_a_search_reads_seed_0_and_no_test(tmp_path, monkeypatch):
+    monkeypatch.setattr(Target, "test", None)
+    one = trial("adapt/images", "usps / fine-tuning", tmp_path, seed=FIRST_SEED, stage="tune")
+    found = tables.run(one)
+    assert [name for name, value in found.items() if value is not None] == ["validation score"]
+    again = trial(
+        "adapt/gap", "usps / further pre-training", tmp_path, FIRST_SEED + 1, stage="tune"
+    )
+    assert tables.run(again)["validation score"] is not None
+
+
+def test_a_seed_is_a_new_source_split_and_part(tmp_path):
+    runs = [trial("adapt/images", "usps / fine-tuning", tmp_path, seed=seed) for seed in (0, 1)]
+    cases = [pool.case_of(one.settings, one.seed, one.device) for one in runs]
+    assert cases[0].source.path != cases[1].source.path
+    labels = [one.open().labelled(one.seed).inputs for one in cases]
+    assert not torch.equal(*labels)
+    found = [tables.run(one) for one in runs]
+    tuned = [pool.tuned(c, None, pool.tune_of(runs[0].settings), 0, test=True) for c in cases]
+    for part, (metrics, one) in enumerate(zip(found, tuned)):
+        assert metrics["judged score"] == pool.on_part(one, "accuracy", part)
+        assert metrics["score"] == one["test"]["accuracy"]
+        assert metrics["gap"] == pytest.approx(one["test"]["loss"] - one["train"]["loss"])
+        assert metrics["judged gap"] == pytest.approx(
+            pool.on_part(one, "loss", part) - one["train"]["loss"]
+        )
+
+
+def test_nested_fine_tunes_are_averaged(tmp_path):
+    one = trial("adapt/images", "usps / fine-tuning", tmp_path, tunes=2)
+    both = [
+        pool.tuned(
+            pool.case_of(one.settings, 0, one.device),
+            None,
+            pool.tune_of(one.settings),
+            number,
+            test=True,
+        )["test"]["loss"]
+        for number in range(2)
+    ]
+    assert both[0] != both[1]
+    assert tables.run(one)["test loss"] == pytest.approx(sum(both) / 2)
+
+
+# -- arms ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arms_really_differ(name):
+    study = load_study(name)
+    asked = {
+        str(
+            [
+                pool.plan_of(full(name, arm)),
+                pool.tune_of(full(name, arm)),
+                [settings.get(word) for word in ("target", "labels", "experts")],
+            ]
+        )
+        for arm, settings in study.arms.items()
+    }
+    assert len(asked) == len(study.arms)
+
+
+def test_the_variants_of_the_ablation_are_those_of_the_table():
+    plans = {
+        arm.removeprefix("omniglot / "): pool.plan_of(full("adapt/ablation", arm))
+        for arm in load_study("adapt/ablation").arms
+        if arm.startswith("omniglot")
+    }
+    whole = plans["self-distillation"]
+    assert plans["without L_MAE"] == {**whole, "mae_weight": 0.0}
+    assert plans["further pre-training"] == whole["teacher"]
+    assert plans["further pre-training, twice"]["steps"] == 2 * whole["steps"]
+    assert plans["prediction matching"] == {**whole, "match": "prediction"}
+    assert plans["weight matching, l2"] == {**whole, "match": "weights"}
+    assert plans["weight matching, MARS"] == {**whole, "match": "weights", "norm": "mars"}
+    assert plans["every 4 steps"] == {**whole, "distill_every": 4}
+
+
+def test_a_round_has_the_student_of_the_one_before_as_teacher():
+    plans = [pool.plan_of(full("adapt/rounds", f"omniglot / round {t}")) for t in range(4)]
+    assert all(later["teacher"] == before for before, later in itertools.pairwise(plans))
+
+
+# -- the search ----------------------------------------------------------------------------------
+
+
+def test_every_arm_has_the_same_search(tmp_path):
+    study, draws = load_study("adapt/images"), {}
+
+    def make(arm, seed, tuned):
+        draws.setdefault(arm, []).append(tuned)
+        return Trial(study.name, arm, seed, tuned)
+
+    Tuner(study, scale="full", make=make).next(Store(tmp_path))
+    shared = [[(one["lr"], one["longer"]) for one in each] for each in draws.values()]
+    assert len(draws) == 24 and all(each == shared[0] for each in shared)
+    assert len(shared[0]) == 8
+    low, high = tables.RATES["image"].low, tables.RATES["image"].high
+    ends = [low * (high / low) ** (i / 4) for i in range(5)]
+    places = Counter(
+        (sum(lr >= end for end in ends), longer) for lr, longer in shared[0]
+    )  # one rate in each quarter, for each length
+    assert places == Counter(itertools.product(range(1, 5), (1, 2)))
+    assert draws["usps / MARS"][0].keys() - {"lr", "longer"} == {"radius"}
+    rates = [one["lr"] * one["strength"] for one in draws["usps / RecAdam"]]
+    assert max(rates) <= 1  # more is refused
+
+
+# -- claims --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_claims_have_their_place_and_are_judged_with_the_error_of_the_test(name):
+    study = load_study(name)
+    assert study.paper == load_study("adapt/theory").paper
+    for claim in study.claims:
+        assert claim.mark.startswith("3 §") == (claim.tier == "proxy")
+        assert claim.metric.startswith("judged") or claim.metric == "distance"
+        assert claim.a.split(" / ")[0] == claim.b.split(" / ")[0]  # of one set
+    arms = {arm for claim in study.claims for arm in (claim.a, claim.b)}
+    assert arms >= set(study.arms) - {"omniglot / fine-tuning", "scierc / dense, fine-tuning"}
+
+
+def test_every_table_of_the_digest_is_asked():
+    marks = {claim.mark for name in NAMES for claim in load_study(name).claims if claim.mark}
+    sections = {mark.removeprefix("3 §") for mark in marks}
+    wanted = {"5.3", "5.4", "5.5", "5.6", "5.7", "1, §5.3"}
+    wanted |= {f"5.8 Fig. {figure}" for figure in ("1", "3", "4", "5a", "5b", "5c")}
+    assert sections == wanted
+
+
+# -- what it takes -------------------------------------------------------------------------------
+
+
+def test_what_studies_share_is_counted_once(monkeypatch):
+    whole = projection.count("full", "image")
+    monkeypatch.setitem(projection.BATCHES, "image", ["images"])
+    alone = projection.count("full", "image")
+    monkeypatch.setitem(projection.BATCHES, "image", ["gap", "images", "gap"])
+    assert projection.count("full", "image") == alone
+    assert alone["further"] == alone["distil"] == 4 * 5 * 600  # sets, seeds, steps
+    assert alone["tune mars"] == 4 * (8 + 5 * 2) * 300
+    assert alone["tune plain"] == 3 * alone["tune mars"] < whole["tune plain"]
+
+
+def test_the_docs_have_the_counts_of_today():
+    for kind in projection.BATCHES:
+        found = projection.count("full", kind)
+        for step in ("further", "distil"):
+            assert f"{round(found[step] / 1000)}k {step}" in projection.__doc__
+
+
+def test_steps_are_measured(monkeypatch):
+    monkeypatch.setattr(projection, "STEPS", 2)
+    found = projection.measure("smoke", "cpu", "image", ["further", "tune plain of a mixture"])
+    assert all(0 <= seconds < 1 for seconds in found.values()) and len(found) == 2
