@@ -18,17 +18,6 @@ CPU = torch.device("cpu")
 SMOKE = {**tables.SCALES["smoke"].settings, "lr": 1e-3, "longer": 1}
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(autouse=True)
-def models(shared, monkeypatch):
-    """A folder of models of its own, the same for all tests here: sources are made once."""
-    monkeypatch.setenv("MOIETY_MODELS", str(shared))
-
-
 def settings(target="usps", adapt=None, **words):
     return {**SMOKE, "target": target, "adapt": adapt, **words}
 
@@ -186,6 +175,14 @@ def test_the_distance_is_from_the_source_not_from_the_adapted_encoder():
 
 
 # -- parts of the test ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 5, 10, 242])
+def test_every_class_is_in_all_parts_alike(classes):
+    labels = torch.arange(1210) % classes
+    part = pool.parts_of(labels, 5)
+    table = torch.zeros(classes, 5).index_put_((labels, part), torch.ones(1210), accumulate=True)
+    assert (table.amax(1) - table.amin(1)).max() <= 1 and (table.sum(0) == 242).all()
 
 
 def test_parts_share_every_class_and_a_score_is_that_of_its_part():

@@ -46,7 +46,7 @@ from ...train.draws import step_seed
 from .contrast import contrast
 from .corpora import checksums
 from .sources import Source, settings_of, source
-from .targets import TARGETS, Examples, Target, load_target, spread
+from .targets import TARGETS, Examples, Target, load_target
 
 RECIPE = 1  # of what trains here; a change of the code that trains otherwise adds one
 TUNE = 21  # what the seed of a case is used for, besides its own draws
@@ -295,8 +295,10 @@ def _tested(found: Tuned, encoder: Encoder, case: Case, test: Examples) -> dict[
 
 def parts_of(labels: Tensor, count: int) -> Tensor:
     """`[N]`: the number of the part that each test item is in; every class is spread over all."""
+    mixed = np.random.default_rng(0).permutation(len(labels))
     part = np.empty(len(labels), dtype=np.int64)
-    part[spread(labels.numpy(), 0)] = np.arange(len(labels)) % count
+    # Dealt out class by class: the items of a class go to the parts in turn.
+    part[mixed[np.argsort(labels.numpy()[mixed], kind="stable")]] = np.arange(len(labels)) % count
     return torch.from_numpy(part)
 
 
