@@ -11,7 +11,7 @@ from moiety.lab import loading
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Running
 from moiety.lab.tuning import FIRST_SEED, Tuner
-from moiety.studies.adapt import pool, projection, tables
+from moiety.studies.adapt import pool, preparing, projection, tables
 from moiety.studies.adapt.targets import Target
 
 NAMES = ["images", "text", "low-resource", "ablation", "rounds", "gap", "steps", "weight"]
@@ -224,3 +224,24 @@ def test_steps_are_measured(monkeypatch):
     monkeypatch.setattr(projection, "STEPS", 2)
     found = projection.measure("smoke", "cpu", "image", ["further", "tune plain of a mixture"])
     assert all(0 <= seconds < 1 for seconds in found.values()) and len(found) == 2
+
+
+def test_encoders_are_prepared_teachers_first_and_each_once():
+    asked = preparing.encoders("full", "image")
+    plans = [pool.plan_of(settings) for settings, _ in asked]
+    depths = [preparing.depth(plan) for plan in plans]
+    assert depths == sorted(depths) and depths[0] == 1 and depths[-1] == 4
+    stages = Counter(plan["stage"] for plan in plans)
+    counted = projection.count("full", "image")
+    assert stages["supcon"] * 600 == counted["supcon"]
+    assert sum(plan["steps"] for plan in plans if plan["stage"] == "distil") == sum(
+        counted[step] for step in ("distil", "prediction", "weights")
+    )
+    assert {seed for _, seed in asked} == set(range(5))
+
+
+def test_what_was_prepared_is_what_a_study_reads(tmp_path, monkeypatch):
+    settings = trial("adapt/steps", "omniglot / further pre-training, twice", tmp_path).settings
+    preparing._encoder((dict(settings), 0, "cpu"))
+    monkeypatch.setattr(pool, "further_pretrain", None)  # nothing trains again
+    tables.run(trial("adapt/ablation", "omniglot / further pre-training, twice", tmp_path))

@@ -118,20 +118,27 @@ def case_of(settings: Mapping[str, Any], seed: int, device: torch.device) -> Cas
     kind = kind_of(target)
     found = source(kind, seed, settings["source"], device=device)
     side = settings_of(kind, settings["source"]).get("side", 0)
-    labels = settings.get("labels")
-    if labels is not None:
-        labels = max(round(labels * settings["label_share"]), 2)
     return Case(
         source=found,
         target=target,
         seed=seed,
-        labels=None if labels == TARGETS[target].labels else labels,
+        labels=labels_of(settings),
         length=settings[kind].get("length"),
         side=side,
         parts=settings["parts"],
         experts=settings.get("experts"),
         device=device,
     )
+
+
+def labels_of(settings: Mapping[str, Any]) -> int | None:
+    """How many labels an arm has; None: as many as its set gives anyway."""
+    asked = settings.get("labels")
+    if asked is None:
+        return None
+    target = settings["sets"].get(settings["target"], settings["target"])
+    count = max(round(asked * settings["label_share"]), 2)
+    return None if count == TARGETS[target].labels else count
 
 
 def kind_of(target: str) -> Any:

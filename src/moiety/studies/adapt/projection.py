@@ -8,7 +8,8 @@ seed, a fine-tune for each point of the search, and for each seed and number.
 
 Models as small as these are bound by launches, not by the GPU: a step of some 1 000 kernels takes
 30 to 50 µs of host time each. So one process leaves the GPU idle most of the time, and the studies
-are run with `--workers 12` on 16 cores, which share it; nothing is captured. As many processes
+are run with `--workers 12` on 16 cores, which share it, and encoders are made before them by as
+many (`preparing`); nothing is captured. As many processes
 measure here, doing the same steps at once: what a step takes is their mean over their number.
 
 By hand, before any measurement: a masked pass of 12 + 4 blocks forward and backward is about 900
@@ -20,10 +21,10 @@ processes get through no faster than the GPU, which also has to change between t
 ms a step, 3, 5 and 2.5 of text; RecAdam 4.5, MARS 6 and R3F 6.5, of text 3.5, 5 and 5.
 
     images   25k further × 5 + 46k distil × 8 + 15k others × 7.5 ms             = 600 s
-             145k tune × 3.5 + 22k × (4.5 + 6 + 6.5) ms                         = 880 s
+             143k tune × 3.5 + 22k × (4.5 + 6 + 6.5) ms                         = 870 s
              sources, five × 30 s                                               = 150 s
     text     18k further × 3 + 18k distil × 5 + 9k others × 5 ms                = 190 s
-             116k tune × 2.5 + 27k × (3.5 + 5 + 5) ms                           = 655 s
+             110k tune × 2.5 + 27k × (3.5 + 5 + 5) ms                           = 640 s
              mixtures: 9k further × 6 + 18k distil × 10 + 44k tune × 5 ms       = 455 s
              sources, five × 32 s                                               = 160 s
 
@@ -89,9 +90,7 @@ def count(scale: str, kind: str) -> Counter[Step]:
 
 def _asked(settings: Mapping[str, Any], seeds: int, points: int) -> dict[str, tuple[Step, float]]:
     """What the trials of an arm run, by all it depends on."""
-    case = [settings["target"], settings.get("labels"), settings.get("experts")]
-    if case[1] == pool.TARGETS[case[0]].labels:
-        case[1] = None
+    case = [settings["target"], pool.labels_of(settings), settings.get("experts")]
     mixed = MIXED if settings.get("experts") else ""
     plan, tune = pool.plan_of(settings), pool.tune_of(settings)
     times = points + seeds * settings["tunes"]

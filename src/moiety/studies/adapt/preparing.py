@@ -1,0 +1,76 @@
+"""Every encoder that the studies of a batch fine-tune, made by several workers before they begin.
+
+    python -m moiety.studies.adapt.preparing full cuda 12 image        # then the studies
+
+Studies make what they lack themselves. But the points of a search all want one encoder, and would
+wait for the one of them that trains it, most workers idle; so encoders come first, different ones
+side by side. It may be killed; the same command goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+import time
+from importlib import import_module
+from typing import Any
+
+from rich.console import Console
+
+from ...train import find_device
+from . import pool
+from .projection import BATCHES
+from .sources import source
+
+Asked = tuple[dict[str, Any], int]  # the settings of an arm, and a seed
+
+
+def encoders(scale: str, kind: str) -> list[Asked]:
+    """Arms and seeds, one for each encoder that is trained; teachers before their students."""
+    found: dict[str, tuple[int, Asked]] = {}
+    for name in BATCHES[kind]:
+        study = import_module(f"{__package__}.{name.replace('-', '_')}").study
+        whole = study.scale(scale)
+        for arm in study.arms.values():
+            settings = {**whole.settings, **arm}
+            plan = pool.plan_of(settings)
+            if pool.kind_of(arm["target"]) != kind or plan is None:
+                continue
+            target = settings["sets"].get(arm["target"], arm["target"])
+            for seed in range(whole.seeds):
+                words = [target, pool.labels_of(settings), arm.get("experts"), plan, seed]
+                found.setdefault(json.dumps(words, sort_keys=True), (depth(plan), (settings, seed)))
+    return [asked for _, asked in sorted(found.values(), key=lambda one: one[0])]
+
+
+def depth(plan: pool.Plan | None) -> int:
+    """How many stages a plan has."""
+    return 0 if plan is None else 1 + depth(plan.get("teacher"))
+
+
+def _source(asked: tuple[Any, int, str, str]) -> None:
+    kind, seed, scale, device = asked
+    source(kind, seed, scale, device=find_device(device))
+
+
+def _encoder(asked: tuple[dict[str, Any], int, str]) -> None:
+    settings, seed, device = asked
+    pool.make(pool.case_of(settings, seed, find_device(device)), pool.plan_of(settings))
+
+
+def main(scale: str, device: str, workers: str, *kinds: str) -> None:
+    """Make sources, then encoders, and say how long each took."""
+    began, say = time.monotonic(), Console(highlight=False).print
+    with multiprocessing.get_context("spawn").Pool(int(workers)) as crew:
+        for kind in kinds or tuple(BATCHES):
+            asked = encoders(scale, kind)
+            seeds = sorted({seed for _, seed in asked})
+            crew.map(_source, [(kind, seed, scale, device) for seed in seeds], chunksize=1)
+            say(f"{kind}: {len(seeds)} sources, {time.monotonic() - began:.0f} s")
+            crew.map(_encoder, [(*one, device) for one in asked], chunksize=1)
+            say(f"{kind}: {len(asked)} encoders, {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
