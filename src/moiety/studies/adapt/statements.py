@@ -98,7 +98,7 @@ DEVIATIONS: Sequence[str] = (
     "source models of our own (a ViT-MAE of 12 × 192 on CIFAR-10 at 32×32 pixels, a RoBERTa of "
     "6 × 256 on film reviews) instead of vit-mae-base and roberta-base; other target sets",
     "600 steps of further pre-training and of self-distillation (paper: 20 000, or 100 epochs) at "
-    "rates of 5e-4 and 3e-4 (paper: 1.5e-4 and 1e-4), for models that are a thirtieth as large",
+    "rates of 5e-4 and 3e-4 (paper: 1.5e-4 and 1e-4), for models that are a sixteenth as large",
     "200 or 400 steps of fine-tuning for images, 250 or 500 for texts (paper: 10 000, or 10 "
     "epochs), chosen on validation with the learning rate, for every arm alike (paper: the same "
     "settings for all)",
@@ -120,8 +120,9 @@ NOTES: Sequence[str] = (
     "search: on seed 0 and its validation split, 8 points for every arm, the same learning rates "
     "and lengths; main trials of that seed are other fine-tunes; the test is read by main trials, "
     "once each, after training",
-    "cut: to fit the time, the lengths above, rounds 4 and 5, all sizes of the low-resource study but "
-    "three, a second fine-tune of a seed outside images, text and gap, and MiniLM as a further case",
+    "cut: to fit the time, the lengths above, rounds 4 and 5, all but three sizes of the "
+    "low-resource study, a second fine-tune of a seed outside images, text and gap, and MiniLM as a "
+    "further case",
     "runs: all studies of the paper read the same encoders and fine-tunes, so that their verdicts "
     "are not independent",
 )
