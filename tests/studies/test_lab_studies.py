@@ -24,7 +24,29 @@ def smoke(name, folder, **words):
     return result, console.file.getvalue()
 
 
-@pytest.mark.parametrize("name", list_studies())
+# Others of the family run the same code, or tests of their own do; these run with `-m slow`.
+LONG = {
+    "adapt/ablation",
+    "adapt/gap",
+    "adapt/low-resource",
+    "adapt/moe",
+    "adapt/rounds",
+    "adapt/text",
+    "anytime/cifar",
+    "anytime/routers",
+    "anytime/sequential",
+    "dselect-k/convergence",
+    "dselect-k/multi-fashion",
+    "dselect-k/recovery",
+    "robust/adversarial-training",
+    "robust/experts",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in list_studies()],
+)
 def test_a_study_runs_to_its_verdicts_and_then_has_nothing_to_do(name, tmp_path):
     study = load_study(name)
     result, _ = smoke(name, tmp_path)

@@ -20,9 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..hf.place import describe_mixtures
-from ..hf.transformers_hook import VERSION, build, here, put_buffer
-from ..hf.upcycle import wire
 from ..moe import MoE
 from ..train import seeded
 from .encoders import Batch, Encoder
@@ -157,15 +154,23 @@ def _mix(model: Any, encoder: Encoder) -> dict[str, Tensor]:
     """Put mixtures where the trunk of an upcycled encoder has them; what its state lacks."""
     if not any(isinstance(part, MoE) for part in encoder.trunk.modules()):
         return {}
+    # Here, for they load transformers.
+    from ..hf.place import describe_mixtures
+    from ..hf.transformers_hook import VERSION, build, here
+
     return build(model, here(model, describe_mixtures(encoder.trunk), VERSION))
 
 
 def _wire(model: Any, unsaved: Mapping[str, Tensor]) -> None:
     """Make the mixtures of a classifier work: padding, balance losses."""
+    if not any(isinstance(part, MoE) for part in model.modules()):
+        return
+    from ..hf.transformers_hook import put_buffer
+    from ..hf.upcycle import wire
+
     for name, value in unsaved.items():
         put_buffer(model, name, value)
-    if any(isinstance(part, MoE) for part in model.modules()):
-        wire(model)
+    wire(model)
 
 
 def parameter_groups(classifier: Classifier, weight_decay: float) -> Iterator[dict[str, Any]]:

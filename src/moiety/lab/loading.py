@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib
 import importlib.util
 import re
@@ -45,8 +46,13 @@ def load_study(reference: str) -> Study:
 
 def list_studies() -> dict[str, str]:
     """The titles of all built-in studies by name; their files are read, not run."""
+    return _titles(BUILT_IN)
+
+
+@functools.cache
+def _titles(folder: Path) -> dict[str, str]:
     titles = {}
-    for path in sorted(BUILT_IN.glob("[!_]*/[!_]*.py")):
+    for path in sorted(folder.glob("[!_]*/[!_]*.py")):
         found = _title(path)
         if found is not None:
             titles[f"{path.parent.name}/{path.stem}".replace("_", "-")] = found
