@@ -184,8 +184,15 @@ def test_checks_after_shares_of_the_steps():
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "router",
-    ["noisy-top-k", "top-k", "cosine", "perturbed-cosine", "dselect-k", "sigmoid-balanced"]
-    + ["expert-choice"],  # which has no balance loss
+    [
+        "noisy-top-k",
+        "top-k",
+        "cosine",
+        "perturbed-cosine",
+        "dselect-k",
+        "sigmoid-balanced",
+        "expert-choice",  # which has no balance loss
+    ],
 )
 def test_a_captured_step_is_the_step(router, tmp_path):
     x, y = X.cuda(), Y.cuda()
