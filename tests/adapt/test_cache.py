@@ -169,6 +169,12 @@ def coupled():
     return teacher
 
 
+def unmasked():
+    teacher = encoder("text")
+    teacher.sees_padding = lambda: True  # as FNet does
+    return teacher
+
+
 @pytest.mark.parametrize(
     ("teacher", "data", "objective", "words", "why"),
     [
@@ -178,6 +184,7 @@ def coupled():
         (encoder, rows("image"), {}, {"limit": 1000}, "15.4 kB are more than the cache limit of 1"),
         (encoder, rows("image"), {}, {"cache": False}, "no cache is wanted"),
         (coupled, rows("text"), {}, {}, "examples share the capacity"),
+        (unmasked, rows("text"), {}, {}, "it sees the padding of its batch"),
         (upcycled, rows("text"), {"match_routing": 1.0}, {}, "its routers are matched"),
     ],
 )
@@ -185,7 +192,7 @@ def test_a_teacher_that_cannot_be_cached_says_why(
     tmp_path, caplog, teacher, data, objective, words, why
 ):
     kind = "text" if isinstance(data.items, list) else "image"
-    teacher = teacher() if teacher is coupled else teacher(kind)
+    teacher = teacher() if teacher in (coupled, unmasked) else teacher(kind)
     caplog.set_level(logging.INFO, logger="moiety.adapt")
     inputs = look_through(teacher, data)
     made = make_teacher(teacher, Objective(**objective), data, inputs, tmp_path / "cache", **words)

@@ -138,7 +138,9 @@ def why_online(
         return "the input is augmented at random"
     if limit is not None and size > limit:
         return f"{told_bytes(size)} are more than the cache limit of {told_bytes(limit)}"
-    return coupling(encoder.model)
+    if why := coupling(encoder.model):
+        return why
+    return "it sees the padding of its batch" if encoder.sees_padding() else None
 
 
 def make_teacher(
