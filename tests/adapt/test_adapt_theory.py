@@ -81,8 +81,8 @@ def test_rounds_shrink_by_a_constant_factor_and_end_what_is_outside_the_span(pro
     w = linear.w0
     for t in range(4):
         new = linear.distil(w)
-        ratio = (linear.inside.T @ new) / (linear.inside.T @ w)
-        assert torch.allclose(ratio, sigma**2 / (sigma**2 + n * linear.ridge), rtol=1e-6)
+        kept = linear.inside.T @ w * sigma**2 / (sigma**2 + n * linear.ridge)
+        assert torch.allclose(linear.inside.T @ new, kept, rtol=1e-6, atol=1e-12)
         beyond = linear.axes[0][:, len(sigma) :].T @ new
         assert beyond.abs().max() < TINY and linear.b(t + 1) == 0
         w = new

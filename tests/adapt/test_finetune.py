@@ -256,7 +256,10 @@ def files(folder):
     return {str(f.relative_to(folder)): f.read_bytes() for f in names}
 
 
-@pytest.mark.parametrize("method", ["plain", "recadam", "mars", "r3f"])
+@pytest.mark.parametrize(
+    "method",
+    ["plain", "recadam", *(pytest.param(m, marks=pytest.mark.slow) for m in ("mars", "r3f"))],
+)
 def test_killed_at_every_write_it_ends_in_the_same_files(method, tmp_path):
     options = {"mars": {"radius": 0.02}, "r3f": {"noise": 0.3}}.get(method, {})
     encoder, data = text_encoder(), sentences(10)

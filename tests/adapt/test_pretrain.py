@@ -303,7 +303,7 @@ def test_a_loss_that_is_no_number_is_told():
 
 # -- killed ----------------------------------------------------------------------------------------
 
-FEW = "warm:2 step:4 save:2 line between chunk:2 cached taught:3 rounds end remove"
+FEW = "warm:2 step:4 between chunk:2 taught:3 end"  # test_adapt_kills.py has the others
 MANY = (
     "plan warm warm:2 warm:3 warmed initial step:3 step:4 step:5 save save:2 saved saved:2 line "
     "final between chunk chunk:2 written cached taught:2 taught:3 taught:4 kept kept:2 rounds "
