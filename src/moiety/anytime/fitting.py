@@ -102,7 +102,7 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(model(x), y)
     with watch(model) as routes:
         loss = cross_entropy(model(x), y)
-        return loss + routes.loss().to(loss.device)
+        return loss + routes.loss()
 
 
 def cross_entropy(logits: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:

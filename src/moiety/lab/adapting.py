@@ -23,7 +23,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from .claims import Word, check_margin
+from .claims import Word, check_margin, word_of
 
 LEVEL = 0.05  # two-sided, of all intervals together
 RESAMPLES, AT_ONCE = 1000, 2**24  # weights of examples in memory at once
@@ -44,12 +44,7 @@ class Difference:
     @property
     def word(self) -> Word:
         """Of "a is better than b": by more than the margin, or the reverse, or within it."""
-        low, high = self.interval
-        if low > self.margin:
-            return "holds"
-        if high < -self.margin:
-            return "reversed"
-        return "negligible" if max(-low, high) < self.margin else "undecided"
+        return word_of(self.interval, self.margin)
 
 
 @dataclass(frozen=True)

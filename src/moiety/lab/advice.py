@@ -26,7 +26,7 @@ from scipy import special
 from torch import Tensor
 
 from ..anytime.advise import SEEDS, Arm, Trials
-from .claims import Word, check_margin
+from .claims import Word, check_margin, word_of
 from .progress import duration
 
 LEVEL = 0.05  # two-sided, of all intervals together
@@ -46,12 +46,7 @@ class Difference:
     @property
     def word(self) -> Word:
         """Of "b is better than a": by more than the margin, or the reverse, or within it."""
-        low, high = self.interval
-        if low > self.margin:
-            return "holds"
-        if high < -self.margin:
-            return "reversed"
-        return "negligible" if max(-low, high) < self.margin else "undecided"
+        return word_of(self.interval, self.margin)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,16 @@ def equivalent(a: str, b: str, margin: float, **words: Any) -> Claim:
     return Claim(kind="equivalent", a=a, b=b, margin=margin, **words)
 
 
+def word_of(interval: tuple[float, float], margin: float) -> Word:
+    """Of "greater", by an interval: above the margin, below its negative, within both, or none."""
+    low, high = interval
+    if low > margin:
+        return "holds"
+    if high < -margin:
+        return "reversed"
+    return "negligible" if max(-low, high) < margin else "undecided"
+
+
 def check_margin(margin: float) -> None:
     """Refuse what is no smallest effect."""
     if not (isinstance(margin, int | float) and 0 < margin < math.inf):
