@@ -29,6 +29,17 @@ class Noisy(nn.Module):
         return self.inner(x) + torch.randn(len(x), CLASSES)
 
 
+class Rounded(nn.Module):
+    """Sums of another size run in another order, as in TF32: the answer depends on the size."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x):
+        return self.inner(x) * (1 + len(x) / 100)
+
+
 @pytest.mark.parametrize(
     ("model", "why"),
     [
@@ -41,6 +52,7 @@ class Noisy(nn.Module):
         (mixed("random"), "moe: the choice depends on a token's place in the batch"),
         (Together().eval(), "an example's logits change with the others of its batch"),
         (Noisy().eval(), None),
+        (Rounded().eval(), None),
     ],
 )
 def test_who_is_coupled(model, why):
