@@ -1,6 +1,7 @@
-"""What the docs promise exists: every test that docs/peers.md names."""
+"""What the docs say is so: tests that docs/peers.md names exist, figures are those of results."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -59,3 +60,49 @@ def test_a_test_that_does_not_exist_is_found():
     assert missing(f"`{here}::test_nothing`") == [f"{here}::test_nothing"]
     assert missing("`tests/test_nowhere.py::test_it`") == ["tests/test_nowhere.py::test_it"]
     assert missing(f"`{contract}[*-no_such_check]`") == [f"{contract}[no_such_check]"]
+
+
+# -- docs/robustness.md ----------------------------------------------------------------------------
+
+
+def means(study):
+    """arm: metric: mean over the seeds, in percent."""
+    found = json.loads((ROOT / "results" / f"robust-{study}.json").read_text())
+    return {
+        arm["name"]: {name: 100 * m["mean"] for name, m in arm["metrics"].items()}
+        for arm in found["arms"]
+    }
+
+
+def table(head):
+    """The rows of the table of docs/robustness.md that begins so, without the first cell."""
+    text = (ROOT / "docs" / "robustness.md").read_text()
+    lines = text[text.index(head) :].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip(" `%") for cell in line.strip("|").split("|")] for line in lines]
+    return {first: [float(one) for one in rest] for first, *rest in cells}
+
+
+def near(written, measured):
+    """Whether figures are the measured ones, to one digit after the point."""
+    return len(written) == len(measured) and all(
+        abs(a - b) < 0.051 for a, b in zip(written, measured)
+    )
+
+
+def test_the_routers_under_attack_are_those_that_were_measured():
+    columns = ["clean accuracy", "error at 1/255", "error at 2/255", "change at 2/255"]
+    columns += ["dropped without attack"]
+    found, written = means("routers"), table("| router |")
+    assert set(written) == set(found)
+    for router, row in written.items():
+        assert near(row, [found[router][name] for name in columns]), router
+
+
+def test_adversarial_training_costs_what_was_measured():
+    found, written = means("adversarial-training"), table("| ε |")
+    arms = ["ViT", "V-MoE", "adversarial ViT", "adversarial ViT++", "adversarial V-MoE"]
+    assert list(written) == ["0", "1/255", "2/255", "4/255", "8/255"]
+    for eps, row in written.items():
+        name = "clean error" if eps == "0" else f"error at {eps}"
+        assert near(row, [found[arm][name] for arm in arms]), eps
+    assert not near(written["0"], [found[arm]["error at 1/255"] for arm in arms])

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 GUIDES = ("architecture.md", "upcycle.md", "seeds.md", "multitask.md", "audit.md", "anytime.md")
-GUIDES += ("adapt.md", "cosine.md")
+GUIDES += ("adapt.md", "cosine.md", "robustness.md")
 RUN = [README, *(ROOT / "docs" / name for name in GUIDES)]
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import moiety
+from moiety import cli
 from moiety.adapt import command, encoders
 from moiety.adapt.asked import Asked
 from moiety.adapt.command import begin
@@ -187,6 +188,7 @@ class StopHereError(Exception):
         (("--cache-limit", "2MB"), "cache_limit", 2_000_000),
         (("--cache-limit", "0"), "cache", False),
         (("--warm-steps", 7), "warm_steps", 7),
+        (("--lora", 4), "lora", 4),
         (("--precision", "bfloat16"), "precision", "bfloat16"),
         (("--stop", "probe", "--labelled", "labelled"), "stop", "probe"),
         (("--stop", "probe", "--patience", 5, "--labelled", "labelled"), "patience", 5),
@@ -254,6 +256,9 @@ def test_a_comparison_ends_in_a_page_and_opens_the_test_split_last(adapt, monkey
     }
     assert len(set(weights.values())) == 3
     assert (out / "self-distill" / "classifier" / "config.json").exists()
+    (out / "compare.html").unlink()
+    cli.main(["report", str(out)])
+    assert (out / "compare.html").read_text() == page
 
 
 def test_seeds_draw_their_labels_and_all_classes_are_there(given):

@@ -1,6 +1,7 @@
 """Encoders of every family: from memory and from a folder, masked, unmasked and refused."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -49,6 +50,21 @@ def test_loaded_from_a_folder_it_says_the_same(tmp_path, family):
     )
     assert again.weights_key() == encoder.weights_key()
     assert not (tmp_path / "model" / ".saving").exists()
+
+
+@pytest.mark.parametrize("cut", [None, 9])
+def test_a_tokenizer_is_saved_as_it_was(tmp_path, cut):
+    encoder = made("roberta")
+    backend = encoder.processor.backend_tokenizer
+    if cut:
+        backend.enable_truncation(cut)
+    before = backend.to_str()
+    encoder.tokenise(["w1 w2 w3"], 3)
+    encoder.pieces(["w1"])
+    encoder.frame()
+    encoder.save(tmp_path)
+    saved = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert saved["truncation"] == json.loads(before)["truncation"]
 
 
 @pytest.mark.parametrize("family", EVERY)

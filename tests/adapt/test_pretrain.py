@@ -231,6 +231,14 @@ def test_from_a_folder_and_a_text_file(tmp_path):
     assert same(loaded.state_dict(), state(made.encoder))
 
 
+def test_it_tells_how_far_it_is_between_two_looks(monkeypatch):
+    monkeypatch.setattr("moiety.adapt.stage.TOLD", 0.0)
+    heard = []
+    words = {**SHORT, "checks": 1, "tick": lambda _, share: heard.append(share)}
+    further_pretrain(encoder("image"), rows("image"), **words)
+    assert heard == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
 def test_the_test_split_is_never_opened(tmp_path):
     lines = [f"{text},{i % 2}" for i, text in enumerate(tiny.texts(60, seed=2))]
     (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines]))
