@@ -82,7 +82,8 @@ def test_gates_of_useful_candidates_have_negative_gradients():
 
 def test_elites_are_chosen_over_all_layers():
     scores = [torch.tensor([0.0, -3.0]), torch.tensor([-1.0, -2.0, 5.0])]
-    assert elites(scores, 3) == [[1], [0, 1]]
+    assert elites(scores, 3, [2, 3]) == [[1], [0, 1]]
+    assert elites(scores, 3, [2, 1]) == [[0, 1], [1]]  # the second has room for one
 
 
 def test_the_width_grows_in_a_straight_line():

@@ -47,4 +47,12 @@ def test_without_replay_a_course_is_shared():
     capped = {**study.arms["MNIST SM c=64 w=50 r=1, equal steps"], "scale": "smoke"}
     plain = vision.course_of(replay.of_set(arm), (0, 1), CPU)
     course = vision.course_of(replay.of_set(capped), (0, 1), CPU)
-    assert course.checks == plain.checks and course is not plain
+    # Of each seed the members, but not the growing ensemble, which has no arm of equal steps.
+    assert course.checks == [own[:3] + own[4:7] for own in plain.checks]
+    assert course.lines.keys() == {"single", "ensemble"}
+
+
+def test_one_phase_has_nothing_to_replay():
+    names = [f"CIFAR SM c=32 w=100 r={r}" for r in ("0", "1", "0.2, equal steps")]
+    arms = [{**study.arms[name], "scale": "full"} for name in names]
+    assert len({vision.program_of(replay.of_set(arm)) for arm in arms}) == 1

@@ -38,9 +38,10 @@ class Firefly(Learner):
 
     every        phases between growths
     candidates   new units that are tried in each layer
+    widest       units of a layer at most
     """
 
-    options: ClassVar[tuple[str, ...]] = ("every", "candidates")
+    options: ClassVar[tuple[str, ...]] = ("every", "candidates", "widest")
 
     def __init__(
         self,
@@ -48,9 +49,11 @@ class Firefly(Learner):
         *,
         every: int = 1,
         candidates: int = CANDIDATES,
+        widest: int | None = None,
         **common: Any,
     ) -> None:
         self.every, self.candidates, self.growths = every, candidates, 0
+        self.widest = widest
         super().__init__(model, **common)
 
     @property
@@ -64,7 +67,10 @@ class Firefly(Learner):
         ratio = (GROWTH * self.growths + 1) / (GROWTH * (self.growths - 1) + 1) - 1
         tried = Candidates(self.models[0], self.candidates)
         scores = tried.scores(self._batches(phase))
-        chosen = elites(scores, max(1, int(sum(widths) * ratio)))
+        rooms = [
+            len(own) if self.widest is None else self.widest - w for own, w in zip(scores, widths)
+        ]
+        chosen = elites(scores, max(1, int(sum(widths) * ratio)), rooms)
         self.models[0] = tried.grown(chosen)
         return {"units": [len(own) for own in chosen]}
 
@@ -86,13 +92,18 @@ def layers_of(model: nn.Module) -> list[tuple[Weighted, nn.BatchNorm2d | None]]:
     return found
 
 
-def elites(scores: list[Tensor], count: int) -> list[list[int]]:
-    """The candidates of each layer among those `count` whose gates lower the loss the most."""
-    flat = torch.cat(scores)
-    chosen = torch.zeros_like(flat, dtype=torch.bool)
-    chosen[flat.argsort(stable=True)[:count]] = True
-    parts = chosen.split([len(own) for own in scores])
-    return [part.nonzero().flatten().tolist() for part in parts]
+def elites(scores: list[Tensor], count: int, rooms: list[int]) -> list[list[int]]:
+    """The candidates of each layer among those `count` whose gates lower the loss the most.
+
+    A layer takes as many as it has room for.
+    """
+    owners = [(layer, unit) for layer, own in enumerate(scores) for unit in range(len(own))]
+    chosen: list[list[int]] = [[] for _ in scores]
+    for place in torch.cat(scores).argsort(stable=True).tolist():
+        layer, unit = owners[place]
+        if sum(map(len, chosen)) < count and len(chosen[layer]) < rooms[layer]:
+            chosen[layer].append(unit)
+    return [sorted(own) for own in chosen]
 
 
 # -- candidates ------------------------------------------------------------------------------------

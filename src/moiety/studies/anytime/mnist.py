@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...lab.study import Scale, Study
 from . import PAPER
 from .statements import arms_of, ensembles, growing, larger, mixtures, shorter
-from .vision import METRICS, run_block
+from .vision import MACHINE, METRICS, run_block
 
 SMALL, LARGE = WIDTHS = (4, 64)
 WAITS, TWO = (1, 5, 10, 50, 100, 500), (10, 50)
@@ -33,7 +33,14 @@ SCALES = {
     ),
     "full": Scale(
         seeds=10,
-        settings={**COMMON, "data": "mnist", "batches": 500, "epochs": 100, "patience": 25},
+        settings={
+            **COMMON,
+            "data": "mnist",
+            "batches": 500,
+            "epochs": 100,
+            "patience": 25,
+            "kept": True,
+        },
     ),
 }
 WAITING = {"mark": "4 §4.6 (2)", "tier": "exact"}
@@ -44,7 +51,7 @@ study = Study(
     question="How long should an MLP wait before it trains, and does growing it pay?",
     run_block=run_block,
     block=10,
-    arms=arms_of(WIDTHS, WAITS, TWO, LADDER),
+    arms=arms_of(WIDTHS, WAITS, TWO, LADDER, TWO),
     metrics=METRICS,
     scales=SCALES,
     claims=[
@@ -79,5 +86,6 @@ study = Study(
         "in the logarithm of Comp or Mem, minus the learner's; flat beyond the ends",
         "single models are the first members of the ensembles, with the same seeds",
         "search: none; the settings are those of the paper's code for all arms",
+        *MACHINE,
     ),
 )

@@ -71,7 +71,15 @@ def run_block(runs: Sequence[Running]) -> list[Metrics]:
     return found + [dict.fromkeys(METRICS) for _ in runs[len(asked) :]]
 
 
-KEPT = ("average error", "final error", "compute", "compute, forward", "memory", "steps")
+KEPT = (
+    "average error",
+    "final error",
+    "compute",
+    "compute, forward",
+    "memory",
+    "steps",
+    "seconds",
+)
 METRICS = {
     **{name: vision.METRICS[name] for name in KEPT},
     GAIN: Metric("Average error that replay saves", format=".2%"),
@@ -156,6 +164,8 @@ study = Study(
         "replay r: before each phase a share r of all that the last one used is drawn and added "
         "to what is new, for training and validation apart; 1 keeps everything",
         "search: none; the settings are those of the paper's code for all arms",
+        "one phase: where w is the whole stream there is nothing to replay, and arms are equal",
+        *vision.MACHINE,
         "smaller scales: as in anytime/mnist and anytime/cifar",
     ),
 )

@@ -37,21 +37,25 @@ def arm(learner: str, width: int, wait: int, more: str = "") -> str:
 
 
 def arms_of(
-    widths: Sequence[int], waits: Sequence[int], two: Sequence[int], ladder: Sequence[int]
+    widths: Sequence[int],
+    waits: Sequence[int],
+    two: Sequence[int],
+    ladder: Sequence[int],
+    beside: Sequence[int],
 ) -> dict[str, Settings]:
-    """SM, Ens and gEns over the whole grid; UMix, gMoE and FF, and more SM, at two waiting times.
+    """SM, Ens and gEns over the whole grid; UMix, gMoE and FF at two waiting times.
 
-    What runs at two of them is set beside single models of equal cost ("beside").
+    At those of `beside` more SM, and all arms are set beside single models of equal cost.
     """
     grid = [(name, c, w) for c in widths for w in waits for name in ("SM", "Ens", "gEns")]
     few = [(name, c, w) for c in widths for w in two for name in FEW]
-    few += [("SM", c, w) for c in ladder if c not in widths for w in two]
+    few += [("SM", c, w) for c in ladder if c not in widths for w in beside]
     return {
         arm(name, c, w): {
             "learner": LEARNERS[name],
             "width": c,
             "wait": w,
-            **({"beside": True} if w in two else {}),
+            **({"beside": True} if w in beside else {}),
         }
         for name, c, w in grid + few
     }

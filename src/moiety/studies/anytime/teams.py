@@ -203,7 +203,10 @@ class Stack:
         if self.like is None:
             return {}
         every = math.ceil(rows.fresh / self.cell.training.batch)
-        return {"every": every, "checks": self.like.checks[rows.number - 1]}
+        checks, count = self.like.checks[rows.number - 1], len(self.seeds)
+        # The other course may have a growing ensemble beside each seed's members.
+        by_seed = zip(*[iter(checks)] * (len(checks) // count))
+        return {"every": every, "checks": [n for own in by_seed for n in own[: self.each]]}
 
     def _grow(self, rows: Rows) -> float:
         """Freeze the newest member where it is time; returns the FLOPs of measuring the gap."""

@@ -6,7 +6,8 @@
 An arm names its learner, waiting time and width as at full scale; smaller scales have fewer
 mega-batches ("batches" instead of "of") and narrower models ("narrow"), and scale waiting times
 with them. Single models, ensembles and growing ensembles of one cell are one program, so that the
-first arm of a cell that runs pays for the others.
+first arm of a cell that runs pays for the others. At full scale ("kept") what came of a program
+stays on disk, for the other arms, studies and workers; `courses` makes all of it beforehand.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ...anytime.metering import Meter
 from ...data.load import load_problem
 from ...lab.study import Metric, Metrics, Running, Settings
 from .engine import STACKED, Cell, Course, run_cell
+from .kept import kept
 
 CLASSES, POINTS = 10, 20  # of all sets; of a curve, each of which is synced to disk
 TRAININGS: dict[str, dict[str, Any]] = {  # digest 4, section 4.3
@@ -39,7 +41,14 @@ TRAININGS: dict[str, dict[str, Any]] = {  # digest 4, section 4.3
 PERIODS = {"vgg": {10: 2, 50: 5}}  # phases between growths in the paper's code, by all phases
 TRAINED = ("epochs", "patience", "batch")
 SHAPED = ("data", "rows", "batches", "model", "width", "members", "candidates")
-CELL = ("wait", "replay", "capped", "every", *SHAPED, *TRAINED)  # what decides a cell
+CELL = ("wait", "replay", "capped", "every", "kept", *SHAPED, *TRAINED)  # what decides a cell
+MACHINE = (  # notes of the studies
+    "precision: float32; on a GPU convolutions multiply in TF32, torch's default",
+    "time: at full scale the cells are trained once, by several processes that share the device "
+    "(moiety.studies.anytime.courses), and kept for all studies; the seconds of an arm are its "
+    "share of those of its cell, whose programs slow each other down",
+)
+WIDEST = 128  # channels of a layer that Firefly grows: kernels for stacked models have no more
 
 
 # -- cells by settings -----------------------------------------------------------------------------
@@ -96,8 +105,9 @@ def cell_of(settings: Settings, device: torch.device) -> Cell:
     options: dict[str, Any] = {"every": period_of(settings)}
     if learner == "mixture":
         options = {"members": settings["members"]}
-    if learner == "firefly" and "candidates" in settings:
-        options["candidates"] = settings["candidates"]
+    if learner == "firefly":
+        options |= {"widest": WIDEST} if model == "vgg" else {}
+        options |= {word: settings[word] for word in ("candidates",) if word in settings}
     width = width_of(settings)
     shape: Any = tuple(train.x.shape[1:])
 
@@ -130,14 +140,21 @@ def _meter() -> Meter:
 
 def course_of(settings: Settings, seeds: tuple[int, ...], device: torch.device) -> Course:
     """The course of the learner of an arm, and of those that are one program with it."""
+    return _course(*program_of(settings), seeds, device)
+
+
+def program_of(settings: Settings) -> tuple[str, tuple[str, ...]]:
+    """All that decides the program of an arm, in one form for each, and its learners."""
     own = {word: settings[word] for word in CELL if settings.get(word) not in (None, False, "none")}
     own |= {"wait": wait_of(settings), "width": width_of(settings), "every": period_of(settings)}
+    if own["wait"] == str(settings["batches"]):  # one phase: there is nothing to replay
+        own = {word: value for word, value in own.items() if word not in ("replay", "capped")}
     names: Sequence[str] = [settings["learner"]]
     alone = settings.get("alone") or settings["width"] not in settings["widths"]
     if settings["learner"] in STACKED and not alone:
-        names = STACKED
+        names = STACKED[:2] if "capped" in own else STACKED  # of equal steps, gEns has no arm
     own["learner"] = names[0]
-    return _course(json.dumps(own, sort_keys=True), tuple(names), seeds, device)
+    return json.dumps(own, sort_keys=True), tuple(names)
 
 
 @functools.cache
@@ -145,13 +162,23 @@ def _course(
     words: str, names: tuple[str, ...], seeds: tuple[int, ...], device: torch.device
 ) -> Course:
     settings = json.loads(words)
-    cell = cell_of({"of": settings["batches"], **settings}, device)
-    if not settings["wait"].isdigit():  # a policy that sees results decides for each alone
-        return _joined([run_cell(cell, [seed], names) for seed in seeds], names)
+    if not settings["wait"].isdigit() and len(seeds) > 1:
+        # A policy that sees results decides for each alone.
+        return _joined([_course(words, names, (seed,), device) for seed in seeds], names)
+    if not settings.get("kept"):
+        return _run(settings, names, seeds, device)
+    asked = {**settings, "names": names, "seeds": seeds, "device": device.type}
+    return Course(**kept("course", asked, lambda: vars(_run(settings, names, seeds, device))))
+
+
+def _run(
+    settings: Settings, names: tuple[str, ...], seeds: tuple[int, ...], device: torch.device
+) -> Course:
     like = None
     if settings.get("capped"):
         free = {word: v for word, v in settings.items() if word not in ("capped", "replay")}
-        like = _course(json.dumps(free, sort_keys=True), names, seeds, device)
+        like = _course(json.dumps(free, sort_keys=True), STACKED, seeds, device)
+    cell = cell_of({"of": settings["batches"], **settings}, device)
     return run_cell(cell, seeds, names, like=like)
 
 
@@ -182,6 +209,7 @@ METRICS = {
         "Average error that is saved against a single model of equal Mem", format=".2%"
     ),
     "steps": Metric("Training steps", format="d", **PLAIN),
+    "seconds": Metric("Seconds, its share of its program's", format=".3g", **PLAIN),
 }
 
 
@@ -200,6 +228,7 @@ def metrics_of(lines: Sequence[Line], settings: Settings) -> dict[str, float | N
         "compute, forward": found.comp_forward / 1e12,
         "memory": found.mem / 1e6,
         "steps": sum(line["steps"] for line in lines),
+        "seconds": math.fsum(sum(line["seconds"].values()) for line in lines),
     }
 
 
@@ -235,7 +264,7 @@ def draw(run: Running, lines: Sequence[Line]) -> None:
 def ladder_of(settings: Settings, seeds: tuple[int, ...], device: torch.device) -> list[Course]:
     """Single models of several widths with the same waiting time, where an arm asks for them."""
     widths = settings["ladder"] if settings.get("beside") else []
-    if settings["learner"] in STACKED and not widths and settings["width"] in settings["widths"]:
+    if not widths and settings["width"] in settings["widths"]:
         widths = [settings["width"]]
     plain = {**settings, "learner": "single", "replay": None, "capped": None, "every": None}
     return [course_of({**plain, "width": width}, seeds, device) for width in widths]
