@@ -87,18 +87,20 @@ def test_every_router(name):
     check_router(name, torch.float32, (False, True))
 
 
-SOON = ("top-k", "switch", "dselect-k", "expert-choice")  # the others' bf16 is behind -m slow
+SOON = ("top-k", "switch", "dselect-k", "expert-choice", "noisy-top-k")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in SOON else pytest.param(n, marks=pytest.mark.slow) for n in moiety.list_routers()],
-)
+def soon(names):
+    """All of them, those that are not of `SOON` behind -m slow."""
+    return [n if n in SOON else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+@pytest.mark.parametrize("name", soon(moiety.list_routers()))
 def test_every_router_in_bf16(name):
     check_router(name, torch.bfloat16, (True,))
 
 
-@pytest.mark.parametrize("name", [n for n in moiety.list_routers() if noisy(n)])
+@pytest.mark.parametrize("name", soon(n for n in moiety.list_routers() if noisy(n)))
 def test_noisy_routers_in_eval(name):
     check_router(name, torch.float32, (False,), training=False)
 
@@ -113,7 +115,7 @@ def test_noisy_routers_in_eval(name):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_options_and_padding(options, padded):
     layer, plain = layer_of("top-k", **options), layer_of("top-k", **options)
     run = torch.compile(layer, fullgraph=True, backend="aot_eager")

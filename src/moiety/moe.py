@@ -131,6 +131,19 @@ class MoE(nn.Module):
         coupled = limited and (self.overflow == "priority" or self.router.slots_per_token > 1)
         return self.router.causal and not coupled
 
+    def couples(self, group: int = 1) -> str | None:
+        """Why examples of different groups of `group` influence each other; None: they do not."""
+        if self.router.positional:
+            return "the choice depends on a token's place in the batch"
+        limited = self.capacity_factor is not None
+        if not limited and getattr(self.router, "capacity_factor", None) is None:
+            return None
+        size = 1 if self.group == "example" else self.group
+        if isinstance(size, int) and group % size == 0:
+            return None
+        who = "a whole batch shares" if size is None else f"{size} examples share"
+        return f"{who} the capacity of the experts"
+
     def forward(self, x: Tensor, mask: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
         """Run the layer; `mask` (True = real) and `ids` (token ids) have x's leading shape."""
         lead = x.shape[:-1]

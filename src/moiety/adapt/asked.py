@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Way = Literal["self-distill", "further", "compare"]
-PRETRAINING = ("steps", "batch", "lr", "checks", "stop", "patience", "precision", "warm_steps")
+PRETRAINING = (
+    *("steps", "batch", "lr", "checks", "stop", "patience", "precision", "warm_steps"),
+    "lora",
+)
 DISTILLATION = (
     *("rounds", "match", "mae_weight", "distill_weight", "distill_every", "match_routing"),
     *("cache", "cache_limit"),
@@ -31,6 +34,7 @@ class Asked:
     patience: int = 3
     precision: Literal["float32", "bfloat16"] = "float32"
     warm_steps: int = 500
+    lora: int | None = None
     # self-distillation
     rounds: int = 1
     match: Literal["hidden", "cls", "prediction", "weights"] | None = None
@@ -65,6 +69,8 @@ class Asked:
             raise ValueError("--method compare needs --labelled, to fine-tune on and to score")
         if self.method == "compare" and self.seeds < 5:
             raise ValueError(f"--seeds must be at least 5 to compare, got {self.seeds}")
+        if self.lora is not None and self.match == "weights":
+            raise ValueError("--match weights compares weights, which --lora leaves: choose one")
         if not 0 < self.margin < 1:
             raise ValueError(f"--margin must be between 0 and 1, got {self.margin:g}")
 

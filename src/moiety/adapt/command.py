@@ -19,7 +19,6 @@ A call that was killed at any moment goes on when it is made again, to the same 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import shutil
 from dataclasses import dataclass
@@ -51,7 +50,6 @@ class Opened:
     corpus: Corpus
     source: Corpus | None
     labelled: Labelled | None
-    processor: Any  # as it was saved: a tokenizer keeps settings of its last call
 
 
 def begin(asked: Asked, out: Path | None, device: Any = None) -> Opened:
@@ -88,7 +86,6 @@ def check_tuning(asked: Asked, opened: Opened) -> None:
 def open_all(asked: Asked, folder: Path | None) -> Opened:
     """The model, and the data as it reads them."""
     encoder = Encoder.load(asked.model, seed=asked.seed)
-    processor = copy.deepcopy(encoder.processor)
     shape: dict[str, Any] = {"length": asked.length, "fit": asked.fit, "seed": asked.seed}
     shape["data_dir"] = asked.data_dir
 
@@ -101,7 +98,7 @@ def open_all(asked: Asked, folder: Path | None) -> Opened:
         words = {"targets": asked.target, "text": asked.text, **shape}
         labelled = read_labelled(asked.labelled, encoder, **words)
     source = None if asked.source is None else corpus(asked.source, "source")
-    return Opened(encoder, corpus(asked.unlabelled, "corpus"), source, labelled, processor)
+    return Opened(encoder, corpus(asked.unlabelled, "corpus"), source, labelled)
 
 
 def draw(labelled: Labelled, count: int | None, seed: int) -> Rows:
@@ -188,11 +185,9 @@ def finish(
 
 def save(encoder: Encoder, tuned: Tuned | None, opened: Opened, out: Path) -> None:
     """Write the models as transformers loads them, and what they say of some inputs."""
-    kept = encoder.copy()
-    kept.processor = opened.processor
-    kept.save(out / "adapted")
+    encoder.save(out / "adapted")
     if tuned is not None:
-        dataclasses.replace(tuned.classifier, encoder=kept).save(out / "classifier")
+        tuned.save(out / "classifier")
     write_check(out / "check.safetensors", encoder, opened.corpus.held, tuned)
 
 

@@ -64,7 +64,7 @@ def costs(asked: Asked, opened: Opened) -> Costs:
     """Count one step of every stage; nothing is trained."""
     encoder, rows = opened.encoder, opened.corpus.train
     words = asked.words(tuple(name for name in PRETRAINING if name != "warm_steps"))
-    recipe = open_recipe(encoder.kind, words, {})
+    recipe = open_recipe(encoder, words, {})
     course = Course(encoder=encoder, rows=rows, seed=asked.seed, follow=Follow(seed=asked.seed))
     stages = list(_warm(asked, encoder, rows))
     objective, size, online = FURTHER, 0, None

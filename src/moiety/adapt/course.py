@@ -26,6 +26,7 @@ from ..train.state import read_state, state_bytes
 from .cache import Inputs, look_through
 from .follow import Follow
 from .heads import warm_up
+from .lora import with_adapters
 from .objective import Objective
 from .recipe import Recipe
 from .stage import FURTHER, Stage
@@ -64,7 +65,7 @@ class Course:
             warm = {"warm_steps": self.warm_steps} if self.encoder.made else {}
             settle(self.out, {**plan, **same, **warm})
         self.initial = self._initial()
-        self.encoder.made = []  # what is warm is not warmed again
+        self.encoder.made = []
 
     def _initial(self) -> State:
         """The weights of the start, with a head that is warm; the same for all stages."""
@@ -165,7 +166,10 @@ class Course:
                          is in `online` only
         build            one pass of the teacher over all rows
         """
-        encoder, size = self.encoder.copy(), min(recipe.batch, len(self.rows))
+        size = min(recipe.batch, len(self.rows))
+        encoder = self.encoder.copy()
+        if recipe.lora is not None:
+            encoder = with_adapters(encoder, recipe.lora, self.seed)
         batch = encoder.batch(self.rows.take(torch.arange(size)))
         masks = encoder.mask(batch, torch.Generator().manual_seed(self.seed))
         with seeded(step_seed(self.seed, 0), encoder.device):
@@ -174,7 +178,7 @@ class Course:
             counted = {"further": further}
             if not objective.distill_weight:
                 return counted
-            other = frozen(encoder.copy())
+            other = frozen(self.encoder.copy())
             target = objective.target(other, batch, masks)
             taught = cost.flops(lambda: objective.backward(encoder, batch, masks, target))
             teacher = cost.flops(lambda: objective.target(other, batch, masks))

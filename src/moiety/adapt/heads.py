@@ -36,7 +36,8 @@ def warm_up(
 ) -> Trained | None:
     """Train by the masked loss what was made, and nothing else; nothing was made: None.
 
-    With a folder it may be killed at any moment, and goes on to the same bits.
+    With a folder it may be killed at any moment, and goes on to the same bits. What is warm is not
+    warmed again: `made` is empty afterwards.
     """
     if not encoder.made:
         return None
@@ -47,6 +48,7 @@ def warm_up(
     done = read_trained(at)
     if done is not None:
         encoder.model.load_state_dict(done.state)
+        encoder.made = []
         return done
     # Copies: the stage takes the initial weights back before it begins.
     initial = {name: t.detach().clone() for name, t in encoder.model.state_dict().items()}
@@ -62,7 +64,9 @@ def warm_up(
             save_every=save_every,
             tick=tick,
         )
-        return stage.run()
+        trained = stage.run()
+    encoder.made = []
+    return trained
 
 
 def _claim(folder: Path, settings: dict[str, Any]) -> None:

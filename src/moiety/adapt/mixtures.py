@@ -80,17 +80,7 @@ def routing_error(made: list[Routing], wanted: list[Tensor]) -> Tensor:
 def coupling(model: nn.Module) -> str | None:
     """Why an example's representation depends on the others of its batch; None: it does not."""
     for name, layer in model.named_modules():
-        shared = _shared(layer) if isinstance(layer, MoE) else None
+        shared = layer.couples() if isinstance(layer, MoE) else None
         if shared:
             return f"{name}: {shared}"
     return None
-
-
-def _shared(layer: MoE) -> str | None:
-    """What the examples of a batch share in a layer of experts."""
-    if layer.router.positional:
-        return "the choice depends on a token's place in the batch"
-    limited = layer.capacity_factor is not None
-    if not limited and getattr(layer.router, "capacity_factor", None) is None:
-        return None
-    return None if layer.group in (1, "example") else "examples share the capacity of the experts"

@@ -18,6 +18,7 @@ from .course import Course, Tick
 from .encoders import Encoder
 from .follow import Follow
 from .labelled import Labelled, read_labelled
+from .lora import check_adaptable
 from .recipe import BATCHES, RATES, Recipe
 
 Source = str | os.PathLike[str] | nn.Module | Encoder
@@ -33,6 +34,7 @@ class Options(TypedDict, total=False):
     stop: Literal["probe"] | None  # every stage keeps the check with the best probe
     patience: int  # and end after so many worse ones (3)
     precision: Literal["float32", "bfloat16"]  # of products
+    lora: int | None  # rank of adapters (peft) that are trained instead of the trunk's weights
     processor: Any  # tokenizer or image processor of a model in memory
     device: str | torch.device  # None: where the model is
     warm_steps: int  # of a head or decoder that the model lacks (500)
@@ -106,12 +108,15 @@ def _labelled(data: Any, encoder: Encoder, seed: int) -> Any:
     return (data if isinstance(data, Labelled) else read_labelled(data, encoder, seed=seed)).train
 
 
-def open_recipe(kind: str, words: dict[str, Any], options: Options) -> Recipe:
+def open_recipe(encoder: Encoder, words: dict[str, Any], options: Options) -> Recipe:
     """The recipe, with the paper's numbers where none are given."""
     named = {field.name for field in dataclasses.fields(Recipe)} & set(options)
     words = {**words, **{name: options[name] for name in named}}  # type: ignore[literal-required]
     if words["batch"] is None:
-        words["batch"] = BATCHES[kind]
+        words["batch"] = BATCHES[encoder.kind]
     if words["lr"] is None:
-        words["lr"] = RATES[kind]
-    return Recipe(**words)
+        words["lr"] = RATES[encoder.kind]
+    recipe = Recipe(**words)
+    if recipe.lora is not None:
+        check_adaptable(encoder)
+    return recipe

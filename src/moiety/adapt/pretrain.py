@@ -75,7 +75,7 @@ def further_pretrain(
     words = {"steps": steps, "batch": batch, "lr": lr, "weight_decay": weight_decay}
     with holding(out):
         course = open_course(model, data, seed, out, options)
-        recipe = open_recipe(course.encoder.kind, words, options)
+        recipe = open_recipe(course.encoder, words, options)
         course.prepare({"method": "further", "seed": seed, **dataclasses.asdict(recipe)})
         flops = course.flops(recipe)
         trained = course.further(recipe)
@@ -136,7 +136,9 @@ def self_distill(
         course.cache, course.cache_limit, course.cache_dtype = cache, cache_limit, cache_dtype
         kind = course.encoder.kind
         objective = Objective(match=match or MATCHES[kind], **asked)
-        recipe = open_recipe(kind, words, options)
+        recipe = open_recipe(course.encoder, words, options)
+        if recipe.lora is not None and objective.match == "weights":
+            raise ValueError('match="weights" compares weights, which LoRA leaves: choose another')
         first = dataclasses.replace(recipe, steps=steps if teacher_steps is None else teacher_steps)
         plan = {
             "method": "self-distill",

@@ -27,6 +27,7 @@ class Recipe:
     checks     looks at the model, evenly spread, besides the one before the first step
     stop       "probe": keep the check with the best score, and end after `patience` worse ones
     precision  "bfloat16": products in it, weights and their updates in float32
+    lora       train the trunk by adapters of this rank (see `lora`); None: all its weights
     """
 
     steps: int
@@ -37,11 +38,14 @@ class Recipe:
     stop: Literal["probe"] | None = None
     patience: int = 3
     precision: Literal["float32", "bfloat16"] = "float32"
+    lora: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "checks", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.lora is not None and self.lora < 1:
+            raise ValueError(f"lora is a rank of at least 1, or None, got {self.lora}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be a positive number, got {self.lr}")
         if not 0 <= self.weight_decay < math.inf:

@@ -29,6 +29,7 @@ from ..train.draws import step_seed
 from ..train.fit import seeded
 from ..train.state import read_state, state_bytes
 from .follow import Follow
+from .lora import merge, with_adapters
 from .objective import Objective
 from .recipe import Recipe, adamw
 from .teachers import Teacher
@@ -37,7 +38,8 @@ from .trained import State, Trained, read_trained, to_cpu, write_trained
 if TYPE_CHECKING:
     from .encoders import Encoder
 
-ORDER, MASKS, NOISE = 1, 2, 3  # what a seed is used for
+ORDER, MASKS, NOISE, ADAPTERS = 1, 2, 3, 4  # what a seed is used for
+TOLD = 0.2  # seconds between two words of how far it is
 SHARE = 20  # a large model trains at least so many times as long as it is being saved
 FURTHER = Objective(distill_weight=0.0)  # eq. 2 alone
 
@@ -65,6 +67,7 @@ class Stage:
             raise ValueError('stop="probe" needs labelled training examples to probe on')
         self.name, self.encoder, self.rows, self.recipe = name, encoder, rows, recipe
         self.seed, self.initial, self.folder = seed, dict(initial), folder
+        self.student = encoder  # what is trained: with LoRA a copy that has adapters
         self.objective, self.teacher = objective, teacher
         self.follow = follow or Follow(seed=seed)
         self.save_every, self.tick = save_every, tick
@@ -85,17 +88,22 @@ class Stage:
             self.encoder.model.load_state_dict(done.state)
             return done
         self._begin()
-        started = saved = time.monotonic()
+        started = saved = told = time.monotonic()
         pause, before = self.save_every, self.seconds
         with seeded(step_seed(self.seed, NOISE), self.encoder.device):
             if not self.history:
                 self.look()
+            if self.tick:
+                self.tick(self.name, self.step / self.recipe.steps)
             while not self.over:
                 self.advance()
-                if self.recipe.checked(self.step):
+                if checked := self.recipe.checked(self.step):
                     self.look()
                 now = time.monotonic()
                 self.seconds = before + now - started
+                if self.tick and (checked or now - told >= TOLD):
+                    self.tick(self.name, self.step / self.recipe.steps)
+                    told = now
                 if self.folder and now - saved >= pause and not self.over:
                     self._save()
                     saved = time.monotonic()
@@ -109,7 +117,7 @@ class Stage:
 
     def advance(self) -> None:
         """Take the next step."""
-        self.encoder.model.train()
+        self.student.model.train()
         rows = self.rows_of(self.step)
         torch.manual_seed(step_seed(step_seed(self.seed, NOISE), self.step))
         batch = self.encoder.batch(self.rows.take(rows))
@@ -119,7 +127,7 @@ class Stage:
         half, target = self.recipe.precision == "bfloat16", None
         if self.teacher is not None and self.objective.distills(self.step):
             target = self.teacher.ask(rows, batch, masks)
-        told = self.objective.backward(self.encoder, batch, masks, target, half)
+        told = self.objective.backward(self.student, batch, masks, target, half)
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.step)
         self.optimizer.step()
@@ -145,6 +153,7 @@ class Stage:
         line |= {name: float(total) / self.counts[name] for name, total in self.sums.items()}
         self.sums, self.counts = {}, {}
         self._check_finite(line)
+        self._settle()
         line |= self.follow.look(self.encoder, self.initial)
         self._check_finite(line)
         self.history.append(line)
@@ -155,8 +164,11 @@ class Stage:
             if line["score"] > self.best[0]:
                 self.worse = 0
                 self.best = (line["score"], self.step, to_cpu(self.encoder.model.state_dict()))
-        if self.tick:
-            self.tick(self.name, self.step / self.recipe.steps)
+
+    def _settle(self) -> None:
+        """Bring what the student has learnt into the encoder that is looked at and kept."""
+        if self.student is not self.encoder:
+            merge(self.student, self.encoder)
 
     def _check_finite(self, line: dict[str, Any]) -> None:
         if not all(math.isfinite(value) for name, value in line.items() if name != "layers"):
@@ -169,9 +181,11 @@ class Stage:
 
     def _begin(self) -> None:
         """Start from the initial weights, or from the state in the folder."""
-        model = self.encoder.model
-        model.load_state_dict(self.initial)
-        self.optimizer = adamw(self.encoder, self.recipe)
+        self.encoder.model.load_state_dict(self.initial)
+        if self.recipe.lora is not None:
+            seed = step_seed(self.seed, ADAPTERS)
+            self.student = with_adapters(self.encoder, self.recipe.lora, seed)
+        self.optimizer = adamw(self.student, self.recipe)
         if self.folder and (self.folder / "latest.safetensors").exists():
             self._restore(read_state(self.folder / "latest.safetensors"))
         if self.folder:  # lines that were written after the state are written again
@@ -183,7 +197,7 @@ class Stage:
         score, step, state = self.best
         saved = {
             "step": self.step,
-            "model": self.encoder.model.state_dict(),
+            "model": self.student.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "sums": self.sums,
             "counts": self.counts,
@@ -196,7 +210,7 @@ class Stage:
 
     def _restore(self, saved: dict[str, Any]) -> None:
         self.step, self.worse, self.seconds = saved["step"], saved["worse"], saved["seconds"]
-        self.encoder.model.load_state_dict(saved["model"])
+        self.student.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         device = self.encoder.device
         self.sums = {name: total.to(device) for name, total in saved["sums"].items()}
@@ -206,6 +220,7 @@ class Stage:
 
     def _end(self) -> Trained:
         """Keep the best weights, or the last, and write them where there is a folder."""
+        self._settle()
         model, kept = self.encoder.model, self.step
         if self.recipe.stop == "probe":
             _, kept, state = self.best

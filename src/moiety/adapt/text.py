@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -48,15 +49,18 @@ class TextEncoder(Encoder):
     def tokenise(self, texts: Sequence[str], length: int | None = None) -> list[list[int]]:
         """Token ids with the special ones, cut to `length`."""
         most = min(length or self.longest, self.longest)
-        return self.processor(list(texts), truncation=True, max_length=most)["input_ids"]
+        with unchanged(self.processor):
+            return self.processor(list(texts), truncation=True, max_length=most)["input_ids"]
 
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of whole texts, without the special ones."""
-        return self.processor(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        with unchanged(self.processor):
+            return self.processor(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
 
     def frame(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text."""
-        ids = self.processor(self.processor.mask_token)["input_ids"]
+        with unchanged(self.processor):
+            ids = self.processor(self.processor.mask_token)["input_ids"]
         place = ids.index(self.processor.mask_token_id)
         special = set(self.special)
         return [i for i in ids[:place] if i in special], [
@@ -67,7 +71,7 @@ class TextEncoder(Encoder):
         """A hash of what decides the ids of a text."""
         backend = getattr(self.processor, "backend_tokenizer", None)
         said = json.loads(backend.to_str()) if backend is not None else {}
-        said |= {"truncation": None, "padding": None}  # those of the last call
+        said |= {"truncation": None, "padding": None}  # which do not matter here
         said |= {"vocabulary": self.processor.get_vocab(), "frame": self.frame()}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -129,6 +133,21 @@ class TextEncoder(Encoder):
 
     def input_key(self) -> str:
         return json.dumps({"kind": "text", "pad": self.pad})
+
+
+@contextmanager
+def unchanged(tokenizer: Any) -> Iterator[None]:
+    """Call a tokenizer, which keeps how the last call cut and padded, and would save it."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        yield
+        return
+    cut, filled = backend.truncation, backend.padding
+    try:
+        yield
+    finally:
+        backend.no_truncation() if cut is None else backend.enable_truncation(**cut)
+        backend.no_padding() if filled is None else backend.enable_padding(**filled)
 
 
 def _long(row: Any) -> Tensor:

@@ -36,6 +36,7 @@ from .scores import score
 ORDER, DROPOUT, NOISE = 11, 12, 13  # what a seed is used for
 CLIP = 1.0  # of the norm of the gradient
 SHARE = 20  # a large model trains at least so many times as long as it is being saved
+TOLD = 0.2  # seconds between two words of how far it is
 
 
 Method = Literal["plain", "recadam", "mars", "r3f"]
@@ -155,17 +156,18 @@ class Tuning:
     def run(self, tick: Callable[[float], None] | None = None) -> None:
         """Train, or go on, to the end; the model is left in eval mode."""
         self._begin()
-        started = saved = time.monotonic()
+        started = saved = told = time.monotonic()
         pause, before = self.save_every, self.seconds
         with seeded(0, self.device):
             while self.step < self.recipe.steps:
                 self.advance()
-                if self.recipe.checked(self.step):
+                if checked := self.recipe.checked(self.step):
                     self.look()
-                    if tick:
-                        tick(self.step / self.recipe.steps)
                 now = time.monotonic()
                 self.seconds = before + now - started
+                if tick and (checked or now - told >= TOLD):
+                    tick(self.step / self.recipe.steps)
+                    told = now
                 if self.folder and now - saved >= pause:
                     self._save()
                     saved = time.monotonic()

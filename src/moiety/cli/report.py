@@ -1,4 +1,4 @@
-"""`moiety report`: make the page of a study, an audit or a stream from what it wrote."""
+"""`moiety report`: make the page of a study, an audit, a comparison or a stream anew."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,18 +12,19 @@ def command(
     result: Annotated[
         Path,
         typer.Argument(
-            help="Folder of a study's run, of an audit or of moiety anytime, or a result file."
+            help="Folder of a study's run, of an audit, of moiety adapt --method compare or of "
+            "moiety anytime, or a result file."
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
             help="Write the page here. Default: report.html in the folder of a study or a stream, "
-            "or beside a file FILE.html."
+            "compare.html in that of a comparison, or beside a file FILE.html."
         ),
     ] = None,
 ) -> None:
-    """Make the page of a study, an audit or a stream, from what it wrote."""
+    """Make the page of a study, an audit, a comparison or a stream, from what it wrote."""
     from ..io import read_json, write_atomic
 
     if out is not None and out.is_dir():
@@ -39,8 +40,9 @@ def command(
             f"{result} holds no result.json, which a study writes when all its trials have ended "
             "(run `moiety study run` until then), and no ledger.jsonl of `moiety anytime`."
         )
-    page = make_page(read_json(path))
-    usual = result.with_suffix(".html") if result.is_file() else result / "report.html"
+    found = read_json(path)
+    page, name = make_page(found), "compare.html" if adapts(found) else "report.html"
+    usual = result.with_suffix(".html") if result.is_file() else result / name
     typer.echo(f"The page: {write_atomic(out or usual, page)}")
 
 
@@ -49,13 +51,23 @@ def make_page(found: Any) -> str:
     from ..lab.headline import answers
     from ..lab.schema import check_result
     from ..report import audit_page, study_page
+    from ..report.adapt import adapt_page
     from ..robust import check_audit
 
     if isinstance(found, dict) and found.get("kind") == "audit":
         check_audit(found)
         return audit_page(found)
+    if adapts(found):
+        if "judgement" not in found:
+            raise ValueError("only a comparison has a page: moiety adapt --method compare")
+        return adapt_page(found)
     check_result(found)
     return study_page(found, answers(found))
+
+
+def adapts(found: Any) -> bool:
+    """Whether a result is one of `moiety adapt`."""
+    return isinstance(found, dict) and {"asked", "stages", "flops"} <= found.keys()
 
 
 def ledger_page(folder: Path) -> str:

@@ -23,27 +23,13 @@ def coupled(model: nn.Module | Target, x: Tensor, group: int = 1) -> str | None:
     """
     target = model if isinstance(model, Target) else Target(model)
     for name, layer in target.model.named_modules():
-        why = _shared(layer, group) if isinstance(layer, MoE) else None
+        why = layer.couples(group) if isinstance(layer, MoE) else None
         if why:
             return f"{name or 'the layer'}: {why}"
     if len(x) == 0:
         return None
     with target.at_rest(), torch.no_grad():
         return _probe(target, x, group)
-
-
-def _shared(layer: MoE, group: int) -> str | None:
-    """What the examples of a batch share in one of our layers."""
-    if layer.router.positional:
-        return "the choice depends on a token's place in the batch"
-    limited = layer.capacity_factor is not None
-    if not limited and getattr(layer.router, "capacity_factor", None) is None:
-        return None
-    size = 1 if layer.group == "example" else layer.group
-    if isinstance(size, int) and group % size == 0:
-        return None
-    who = "a whole batch shares" if size is None else f"{size} examples share"
-    return f"{who} the capacity of the experts"
 
 
 def _probe(target: Target, x: Tensor, group: int) -> str | None:

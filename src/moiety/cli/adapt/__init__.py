@@ -105,6 +105,14 @@ def command(
             min=1, help="Of a head that the model lacks. Default: 500.", rich_help_panel=TRAIN
         ),
     ] = None,
+    lora: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rank of LoRA adapters (peft) to train instead of the encoder, and to merge.",
+            rich_help_panel=TRAIN,
+        ),
+    ] = None,
     checks: Annotated[
         int | None,
         typer.Option(
