@@ -25,9 +25,8 @@ from .language import (
     LARGE,
     TEXT_DEVIATIONS,
     TEXT_NOTES,
-    make,
-    phase_steps,
 )
+from .language_models import make, phase_steps, settled
 from .text import Corpus, corpus_of
 from .walk import Tick, Under, part_of, walk
 
