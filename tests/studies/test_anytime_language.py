@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
+from moiety.anytime.base import Learner
 from moiety.data.named import MissingData
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Running
-from moiety.studies.anytime import language, pilot, text
+from moiety.studies.anytime import language, language_models, pilot, text
 from moiety.studies.anytime.language import BASE, HALF, LARGE, study
 from moiety.studies.cosine.language import made_up
 
@@ -159,13 +160,17 @@ def test_the_projected_time_counts_all_steps():
     assert told.endswith("min")
 
 
-def test_learning_rates_are_looked_at_without_the_test(monkeypatch):
-    monkeypatch.setattr(language.Learner, "measure", None)
-    told = pilot.tell_rates("smoke", "cpu").splitlines()
-    assert [line.split(":")[0] for line in told[:3]] == [
-        f"base, lr {lr}" for lr in (0.0015, 0.003, 0.006)
-    ]
-    assert len(told) == 6 and len({line.split(": ")[1] for line in told}) == 6
+def test_a_rate_is_chosen_on_validation_without_the_test(monkeypatch, tmp_path):
+    monkeypatch.setenv("MOIETY_COURSES", str(tmp_path))
+    monkeypatch.setattr(Learner, "measure", None)
+    small = {"dim": 16, "depth": 2, "heads": 2, "rates": [1e-9, 3e-3, 1e30]}
+    own = {**language.SMOKE, **study.arms[f"{BASE} SM8"], "sizes": {BASE: small}}
+    scores = language_models.scores_of(own, CPU)
+    assert scores["0.003"] > scores["1e-09"] and scores["1e+30"] is None  # the loss is lost
+    assert language_models.settled(own, CPU)["sizes"][BASE]["lr"] == 3e-3
+    monkeypatch.setattr(language_models, "_scores", None)  # kept, for all arms of the size
+    ensemble = {**own, **study.arms[f"{BASE} Ens4@2"]}
+    assert language_models.settled(ensemble, CPU)["sizes"][BASE]["lr"] == 3e-3
 
 
 # -- kills -----------------------------------------------------------------------------------------

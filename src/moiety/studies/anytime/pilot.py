@@ -1,6 +1,8 @@
-"""What to know before the language studies are run: how long they take, and at which rates.
+"""What to know before the language studies are run: at which rates, and how long they take.
 
 python -m moiety.studies.anytime.pilot full cuda
+
+The rates are those that the studies then take: what is chosen here is kept for them.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import time
 import torch
 from rich.console import Console
 
-from ...anytime.base import Phase
 from ...lab.study import Settings, Study
 from . import language, sequential
-from .language import KINDS, make, phase_steps
+from .language import KINDS
+from .language_models import make, phase_steps, scores_of, settled
 from .text import corpus_of
 
 
@@ -37,7 +39,7 @@ def tell_projected(which: Study, phases: int, scale: str, device: str) -> str:
 
 def step_seconds(settings: Settings, device: torch.device, steps: int = 20) -> float:
     """Seconds of a training step of one model, after those in which it is captured."""
-    corpus = corpus_of(settings, device)
+    corpus, settings = corpus_of(settings, device), settled(settings, device)
     batch = corpus.batches[0]
     made = make({**settings, "learner": "single", "options": {}}, corpus, 0, device)
     fit = made.training.begin(made.models[0], batch.train, batch.validation, 0)
@@ -55,26 +57,22 @@ def step_seconds(settings: Settings, device: torch.device, steps: int = 20) -> f
 
 
 def tell_rates(scale: str, device: str) -> str:
-    """For each size, what validation of the first mega-batch says of learning rates around its own.
-
-    A look that costs a minute, before the arms are run: it never sees the test.
-    """
+    """For each size with several rates, what validation of the first mega-batch says of them."""
     settings, lines = language.study.scale(scale).settings, []
-    corpus = corpus_of(settings, torch.device(device))
-    batch = corpus.batches[0]
     for size, words in settings["sizes"].items():
-        for lr in (words["lr"] / 2, words["lr"], words["lr"] * 2):
-            sizes = {size: {**words, "lr": lr}}
-            arm = {**settings, **KINDS["SM4"], "size": size, "sizes": sizes}
-            made = make(arm, corpus, 0, torch.device(device))
-            phase = Phase(train=batch.train, validation=batch.validation, number=1)
-            lines.append(f"{size}, lr {lr:g}: {made.train(phase).validation:.3f} on validation")
+        if "rates" in words:
+            arm = {**settings, **KINDS["SM4"], "size": size}
+            scores, best = scores_of(arm, torch.device(device)), settled(arm, torch.device(device))
+            lines += [f"{size}, lr {lr}: {score} on validation" for lr, score in scores.items()]
+            lines.append(f"{size}: {best['sizes'][size]['lr']:g} is taken")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     scale, device = sys.argv[1:]
+    start, say = time.perf_counter(), Console(highlight=False).print
+    say(tell_rates(scale, device))
     batches = language.study.scale(scale).settings["batches"]
-    Console().print(tell_projected(language.study, batches, scale, device))
-    Console().print(tell_projected(sequential.study, sequential.PHASES, scale, device))
-    Console().print(tell_rates(scale, device))
+    say(tell_projected(language.study, batches, scale, device))
+    say(tell_projected(sequential.study, sequential.PHASES, scale, device))
+    say(f"This took {time.perf_counter() - start:.0f} s.")

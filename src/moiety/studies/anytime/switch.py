@@ -124,7 +124,7 @@ class ScheduledFit(Fit):
         self.step, self.taken = self.step + 1, self.taken + 1
         torch.manual_seed(step_seed(self.seed, self.step))
         self._set_rate(self.usual * self.training.rate(self.step, int(self.last)))
-        rows = rows.to(self.device)
+        rows = rows.to(self.device, non_blocking=True)  # the host goes on to the next step
         if self.device.type == "cuda" and self.taken == WARM + 1:
             self.graph = capture(self._update, rows, type(self.model).__name__)
         loss = None
