@@ -183,7 +183,7 @@ def unmasked():
         (encoder, Noisy(rows("image").items), {}, {}, "augmented at random"),
         (encoder, rows("image"), {}, {"limit": 1000}, "15.4 kB are more than the cache limit of 1"),
         (encoder, rows("image"), {}, {"cache": False}, "no cache is wanted"),
-        (coupled, rows("text"), {}, {}, "examples share the capacity"),
+        (coupled, rows("text"), {}, {}, "shares the capacity"),
         (unmasked, rows("text"), {}, {}, "it sees the padding of its batch"),
         (upcycled, rows("text"), {"match_routing": 1.0}, {}, "its routers are matched"),
     ],
