@@ -59,7 +59,7 @@ def test_the_effective_rank_counts_directions_around_the_mean():
 def test_the_switch_rate_is_of_first_experts_between_checks():
     torch.manual_seed(0)
     model = nn.Sequential(MoE("top-k", 4, dim=8, hidden=8, k=2, balance={}))
-    course = practice.Course(model.eval(), torch.randn(100, 8))
+    course = practice.Course(model.eval(), torch.randn(100, 8), 200)
     check = course.checked(lambda: 0.5)
     router = model[0].router
     assert check() == 0.5 and course.switched == []  # the first has none before it
@@ -74,7 +74,10 @@ def test_the_switch_rate_is_of_first_experts_between_checks():
     moved = (practice.first_experts(model, course.probe) != before).double().mean().item()
     assert 0 < moved < 1
     assert course.switched == [0, 1, moved]
-    course.losses = list(losses())
+    hear = course.heard(lambda step: losses()[step])
+    for step in range(200):
+        hear(step)
+    assert course.state()["losses"] == losses().tolist()
     found = course.metrics()
     assert found["early switch rate"] == 0 and found["switch rate"] == (1 + moved) / 2
     assert found.keys() == practice.STABILITY.keys()

@@ -11,7 +11,9 @@ in, unless as `start`, which is a diagnostic and to be labelled as one. Axes: B 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import importlib.util
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -32,6 +34,8 @@ from .regression import (
 LARGEST_STEP = 4.0  # of any parameter: further out the quadratic model says nothing
 EXACT = 1e-24  # of the mean square of y: what rounding leaves of a noiseless fit
 AGREE = 1e-6  # of the loss: two restarts ended in the same place
+KERNEL = bool(importlib.util.find_spec("triton"))  # it comes with torch for GPUs
+REST = 4  # steps on a GPU from one look at which descents have ended to the next: each look waits
 
 
 @dataclass(frozen=True)
@@ -90,15 +94,34 @@ class Problem:
         `which` `[S]` numbers the problem of each row. In pieces, so that derivatives fit in memory
         (a GPU) or in the cache (a CPU).
         """
-        room = 2**25 if self.x.is_cuda else 2**19
+        quick = self.x.is_cuda and KERNEL
+        room = 2**27 if quick else 2**25 if self.x.is_cuda else 2**19
         points = min(self.x.shape[1], room // len(self.ends))
         rows = max(1, room // (len(self.ends) * points))
         found = [
-            self._piece(theta[i : i + rows], which[i : i + rows], points)
+            self._quick_piece(theta[i : i + rows], which[i : i + rows])
+            if quick
+            else self._piece(theta[i : i + rows], which[i : i + rows], points)
             for i in range(0, len(theta), rows)
         ]
+        if len(found) == 1:
+            return found[0]
         loss, gradient, matrix = (torch.cat(parts) for parts in zip(*found))
         return loss, gradient, matrix
+
+    def _quick_piece(self, theta: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All three by one product: the residual is one more row beside the derivatives."""
+        from .kernel import rows  # Triton, which a CPU need not have
+
+        found = rows(theta, which, *self.columns, self.gate, self.expert, self.k)
+        square = (found @ found.mT).sum(1) / self.x.shape[1]
+        return square[:, -1, -1], square[:, :-1, -1], square[:, :-1, :-1]
+
+    @functools.cached_property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x and u `[B, d, n]`, y, and tau_1, as the kernel reads them."""
+        x, u = self.x.mT.contiguous(), self.gate.inputs(self.x).mT.contiguous()
+        return x, u, self.y.contiguous(), self.y.new_tensor(self.gate.tau_1)
 
     def _piece(self, theta: Tensor, which: Tensor, points: int) -> tuple[Tensor, Tensor, Tensor]:
         n, dim = self.x.shape[1:]
@@ -180,37 +203,70 @@ def starts(
     return flat(Atoms.of_table(table, dim))
 
 
+@dataclass
+class Descents:
+    """Where descents are; every field has the leading axis S."""
+
+    number: Tensor  # its place among all
+    which: Tensor  # its problem
+    theta: Tensor
+    loss: Tensor
+    gradient: Tensor
+    matrix: Tensor
+    scale: Tensor  # Marquardt's: the largest diagonal so far
+    damping: Tensor
+    growth: Tensor  # Nielsen's: what the damping is multiplied by at the next failure
+    done: Tensor
+
+    def keep(self, rows: Tensor) -> Descents:
+        """Those with these numbers."""
+        return Descents(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
 def descend(problem: Problem, start: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """Levenberg–Marquardt from every start `[B, r, P]`; return theta and loss `[B, r]`.
 
     Marquardt's scale, Nielsen's damping. A descent leaves when its loss no longer falls.
     """
-    which = torch.arange(len(start), device=start.device).repeat_interleave(start.shape[1])
-    theta = start.flatten(0, 1).clone()
+    number = torch.arange(start[..., 0].numel(), device=start.device)
+    which, theta = number // start.shape[1], start.flatten(0, 1).contiguous()
     loss, gradient, matrix = problem.normal(theta, which)
-    scale = matrix.diagonal(dim1=-2, dim2=-1).clone()
-    damping, growth = torch.full_like(loss, 1e-2), torch.full_like(loss, 2.0)
-    floor = 1e-30 * problem.y.square().mean(-1)[which]
-    done = loss <= floor
-    for _ in range(iterations):
-        live = (~done).nonzero().squeeze(-1)
-        if not len(live):
-            break
-        scale[live] = scale[live].maximum(matrix[live].diagonal(dim1=-2, dim2=-1))
-        diagonal = damping[live, None] * scale[live]
-        trial = step(theta[live], gradient[live], matrix[live], diagonal, problem.ends)
-        found = problem.normal(trial, which[live])
-        better = found[0] < loss[live]
-        won, lost = live[better], live[~better]
-        creeps = loss[won] - found[0][better] <= 1e-14 * loss[won]
-        theta[won], loss[won] = trial[better], found[0][better]
-        gradient[won], matrix[won] = found[1][better], found[2][better]
-        damping[won], growth[won] = (damping[won] / 3).clamp(min=1e-14), 2.0
-        damping[lost] *= growth[lost]
-        growth[lost] *= 2
-        done[won] = creeps | (loss[won] <= floor[won])
-        done[lost] = damping[lost] > 1e8
+    one, scale = torch.ones_like(loss), matrix.diagonal(dim1=-2, dim2=-1)
+    floor = 1e-30 * problem.y.square().mean(-1)
+    now = Descents(
+        number, which, theta, loss, gradient, matrix, scale, 1e-2 * one, 2 * one,
+        loss <= floor[which],
+    )  # fmt: skip
+    theta, loss = theta.clone(), loss.clone()
+    for i in range(iterations):
+        if i % (REST if start.is_cuda else 1) == 0:
+            live = (~now.done).nonzero().squeeze(-1)
+            if len(live) < len(now.done):
+                theta[now.number], loss[now.number] = now.theta, now.loss
+                now = now.keep(live)
+            if not len(live):
+                break
+        advance(problem, now, floor)
+    theta[now.number], loss[now.number] = now.theta, now.loss
     return theta.view_as(start), loss.view(start.shape[:2])
+
+
+def advance(problem: Problem, now: Descents, floor: Tensor) -> None:
+    """One step of all descents that have not ended; no value of it is waited for."""
+    now.scale = now.scale.maximum(now.matrix.diagonal(dim1=-2, dim2=-1))
+    diagonal = now.damping[:, None] * now.scale
+    trial = step(now.theta, now.gradient, now.matrix, diagonal, problem.ends)
+    loss, gradient, matrix = problem.normal(trial, now.which)
+    better = (loss < now.loss) & ~now.done
+    creeps = (now.loss - loss <= 1e-14 * now.loss) | (loss <= floor[now.which])
+    worse = now.damping * now.growth
+    now.done = now.done | torch.where(better, creeps, worse > 1e8)
+    now.damping = torch.where(better, (now.damping / 3).clamp(min=1e-14), worse)
+    now.growth = torch.where(better, 2.0, 2 * now.growth)
+    now.loss = torch.where(better, loss, now.loss)
+    now.theta = torch.where(better[:, None], trial, now.theta)
+    now.gradient = torch.where(better[:, None], gradient, now.gradient)
+    now.matrix = torch.where(better[:, None, None], matrix, now.matrix)
 
 
 def step(theta: Tensor, gradient: Tensor, matrix: Tensor, diagonal: Tensor, ends: Tensor) -> Tensor:

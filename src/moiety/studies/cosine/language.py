@@ -161,10 +161,11 @@ def run(running: Running) -> Metrics:
     validation = spaced(data.validation, settings["validation"])
     with seeded(seed):
         model = ByteModel(settings).to(device)
-    course = Course(model, validation[: settings["probe"], :-1])
+    plan = recipe(settings)
+    course = Course(model, validation[: settings["probe"], :-1], plan.steps)
     best = train(
         model,
-        recipe(settings),
+        plan,
         examples=len(data.train),
         seed=seed,
         loss=course.heard(lambda rows: loss_of(model, data.train[rows])),
@@ -173,6 +174,7 @@ def run(running: Running) -> Metrics:
         checkpoint=Kept(running.checkpoint, course),
         tick=running.tick,
         save_every=settings["save_every"],
+        capture=True,
     )
     found: dict[str, float | None] = dict.fromkeys(METRICS)
     found[VALIDATION] = -best.score

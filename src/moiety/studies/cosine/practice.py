@@ -1,6 +1,6 @@
 """What the two studies in practice share: routers from settings, and how steady a routing is.
 
-    course = Course(model, probe)                         # probe: inputs that never change
+    course = Course(model, probe, recipe.steps)           # probe: inputs that never change
     kept = Kept(running.checkpoint, course)               # a killed trial keeps its course
     train(model, recipe, loss=course.heard(loss), score=course.checked(score), checkpoint=kept, …)
     course.metrics()                                      # the names of STABILITY
@@ -108,18 +108,23 @@ def recipe(settings: Settings) -> Recipe:
 class Course:
     """What a training tells besides its loss: the loss of every step, and routes at every check."""
 
-    def __init__(self, model: nn.Module, probe: Tensor) -> None:
+    def __init__(self, model: nn.Module, probe: Tensor, steps: int) -> None:
         self.model, self.probe = model, probe
-        self.losses: list[Tensor] = []
+        self.losses = torch.zeros(steps, device=probe.device)
+        self.taken = torch.zeros(1, dtype=torch.long, device=probe.device)  # steps
         self.first: Tensor | None = None  # [layers, tokens]: the first expert at the last check
         self.switched: list[float] = []  # from check to check
 
     def heard(self, loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """A loss that is written down at every step."""
+        """A loss that is written down at every step.
+
+        By the device alone, which also counts: a step that is captured writes at every replay.
+        """
 
         def hear(rows: Tensor) -> Tensor:
             value = loss(rows)
-            self.losses.append(value.detach())  # read at the end: a GPU need not wait
+            self.losses.index_copy_(0, self.taken, value.detach().float()[None])
+            self.taken += 1
             return value
 
         return hear
@@ -139,21 +144,22 @@ class Course:
 
     def state(self) -> dict[str, Any]:
         """All of it, for a checkpoint."""
-        losses = [loss.item() for loss in self.losses]
+        losses = self.losses[: int(self.taken)].tolist()
         return {"losses": losses, "first": self.first, "switched": list(self.switched)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.losses = [torch.tensor(loss) for loss in state["losses"]]
+        losses = torch.tensor(state["losses"])
+        self.losses[: len(losses)] = losses.to(self.losses)
+        self.taken.fill_(len(losses))
         self.first, self.switched = state["first"], list(state["switched"])
 
     def metrics(self) -> Metrics:
         """The measures of STABILITY, of the model as it is now."""
         half = len(self.switched) // 2
-        losses = torch.stack([loss.cpu() for loss in self.losses])
         return {
             "switch rate": fmean(self.switched[half:]) if self.switched else None,
             "early switch rate": fmean(self.switched[:half]) if half else None,
-            "spikes": spikes(losses),
+            "spikes": spikes(self.losses[: int(self.taken)].cpu()),
             **routes(self.model, self.probe),
         }
 

@@ -182,7 +182,7 @@ def without(held_out: str, running: Running, parts: Parts, number: int) -> dict[
     validation, training = [v for v, _ in split], [t for _, t in split]
     model, plan = build(settings, seed).to(running.device), recipe(settings)
     probe = torch.cat([x[: settings["probe"] // len(validation)] for x, _ in validation])
-    course = Course(model, probe)
+    course = Course(model, probe, plan.steps)
     best = train(
         model,
         plan,
@@ -194,6 +194,7 @@ def without(held_out: str, running: Running, parts: Parts, number: int) -> dict[
         checkpoint=Kept(parts, course),
         tick=lambda share: running.tick((number + share) / len(DOMAINS)),
         save_every=settings["save_every"],
+        capture=True,
     )
     if settings["stage"] == "tune":
         return {VALIDATION: best.score}

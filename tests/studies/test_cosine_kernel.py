@@ -1,0 +1,70 @@
+"""The fitter's kernel: the derivatives that the plain formulas give."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from moiety.studies.cosine import fitter, rates
+from moiety.studies.cosine.regression import free_jacobian, inputs, predict, unflat
+
+GATES = ("vanilla", "linear", "tau 0.1", "tau_1 alone", "tau_2 alone")
+
+
+def compare(device, sizes):
+    """Points that do not fill the last piece; a gate vector of zero where the gate sees norms."""
+    from moiety.studies.cosine import kernel
+
+    g = torch.Generator().manual_seed(0)
+    for gate in (rates.gates()[name] for name in GATES):
+        for expert in ("tanh", "relu", "linear"):
+            for k, dim, n in sizes:
+                theta = fitter.starts(2, 2, k, dim, expert, g).flatten(0, 1)
+                theta[0, :dim] *= float(not gate.sees_norms)
+                theta[1] *= 5
+                which, x = torch.tensor([0, 0, 1, 1]), inputs(n, dim, g, 2)
+                y = torch.randn(2, n, generator=g, dtype=x.dtype)
+                value, slopes = free_jacobian(unflat(theta, k, dim, gate), x[which], gate, expert)
+                want = torch.cat([slopes, (value - y[which])[:, None]], 1)
+                problem = fitter.Problem(x.to(device), y.to(device), k, gate, expert, theta[0])
+                there = theta.to(device), which.to(device), *problem.columns
+                found = kernel.rows(*there, gate, expert, k).cpu().transpose(1, 2).flatten(2)
+                assert not found[..., n:].any()
+                torch.testing.assert_close(found[..., :n], want, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.slow
+def test_the_kernel_agrees_with_plain_formulas_in_tritons_interpreter():
+    pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
+    code = (
+        "from moiety.studies.cosine import kernel; import test_cosine_kernel as test\n"
+        "kernel.BLOCK, kernel.PIECE = 32, 64\n"
+        "test.compare('cpu', [(2, 2, 70)])"
+    )
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    compare("cuda", [(2, 2, 300), (3, 8, 2500), (3, 2, 2048)])
+
+
+@pytest.mark.gpu
+def test_fits_with_and_without_the_kernel_end_in_the_same_place(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    gate, sizes = rates.GATES["tau 0.5"], rates.CELLS["exact"]
+    truth = rates.true_mixture(sizes, gate, 0).each(torch.Tensor.cuda)
+    x = inputs(3000, 2, g, 4).cuda()
+    noise = 0.1 * torch.randn(4, 3000, generator=g, dtype=x.dtype)
+    y = predict(truth, x, gate, "tanh") + noise.cuda()
+
+    def loss(kernel):
+        monkeypatch.setattr(fitter, "KERNEL", kernel)
+        g = torch.Generator().manual_seed(1)
+        return fitter.fit(x, y, 2, gate, "tanh", generator=g, iterations=80, noise=0.1).loss
+
+    torch.testing.assert_close(loss(True), loss(False), rtol=1e-9, atol=0)
