@@ -12,7 +12,15 @@ from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Training
 from moiety.anytime.stream import cut
 from moiety.studies.anytime.engine import Cell, run_cell
-from moiety.studies.anytime.firefly import Candidates, Firefly, elites, layers_of
+from moiety.studies.anytime.firefly import (
+    Candidates,
+    Firefly,
+    elites,
+    layers_of,
+    padded,
+    unit_of,
+    widened,
+)
 
 MODELS = {
     "mlp": (lambda seed: MLP(5, inputs=12, classes=3), (12,)),
@@ -127,3 +135,14 @@ def test_padded_models_train_together_as_each_would_alone(name, tmp_path):
             assert a["loss"] > 0 and a["error"] == pytest.approx(b["error"], abs=0.03)
     first, second = ([line["parameters"] for line in mine] for mine in course)
     assert first[-1] > first[0] and first != second  # of different widths
+
+
+def test_widths_that_differ_are_padded_to_few():
+    models = [MLP(3, inputs=4, classes=2) for _ in range(2)]
+    assert [len(layer.weight) for layer, _ in layers_of(padded(models, 7)[0])] == [3, 3, 2]
+    models[1] = widened(models[1], [4, 8])
+    x = torch.randn(5, 4)
+    for model, twin in zip(models, padded(models, 7)):
+        assert [len(layer.weight) for layer, _ in layers_of(twin)] == [7, 14, 2]
+        torch.testing.assert_close(twin(x), model(x))
+    assert unit_of(models[0]) == 1 and unit_of(VGG19(8)) < unit_of(VGG19(32))

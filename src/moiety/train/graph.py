@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,15 +30,21 @@ class Graph:
         return None if self.result is None else self.result.clone()
 
 
-def capture(step: Callable[[Tensor], Tensor | None], rows: Tensor, name: str) -> Graph | None:
-    """Capture a step that was run before; none, and a warning, where it waits for the host."""
+def capture(
+    step: Callable[[Tensor], Tensor | None], rows: Tensor, name: str, pool: Any = None
+) -> Graph | None:
+    """Capture a step that was run before; none, and a warning, where it waits for the host.
+
+    pool   memory that graphs share of which none leaves anything in it, as one that returns a
+           tensor would
+    """
     graph, rows = torch.cuda.CUDAGraph(), rows.clone()
     live = torch.cuda.default_generators[rows.device.index]
     # A capture that fails leaves the generator's state unusable: let it be another one.
     usual, own = live.graphsafe_get_state(), live.clone_state()
     live.graphsafe_set_state(own)
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=pool):
             result = step(rows)
     except RuntimeError as error:
         torch.cuda.synchronize()

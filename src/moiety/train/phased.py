@@ -105,6 +105,8 @@ class Phased:
         self.graphs: dict[tuple[str, int], Graph | None] = {}
         self.called: dict[tuple[str, int], int] = {}  # until a graph is captured
         self.captures = graph and self.kernels
+        # There may be a graph for each of many sizes, and they run one after the other.
+        self.pool = torch.cuda.graph_pool_handle() if self.captures else None
         self.seeds, self.now = [0] * copies, 0  # of the present phase, and its step
         # All that changes within a phase lies on the device, so that a graph finds it there.
         self.copies, self.seed_S, self.steps_S, self.checks_S, self.bad_S, self.most_S = (
@@ -210,7 +212,7 @@ class Phased:
         if self.captures and key not in self.graphs:
             self.called[key] = self.called.get(key, 0) + 1
             if self.called[key] > WARM:
-                self.graphs[key] = capture(act, rows, type(self.base).__name__)
+                self.graphs[key] = capture(act, rows, type(self.base).__name__, self.pool)
         graph = self.graphs.get(key)
         if graph is None:
             act(rows)

@@ -11,8 +11,9 @@ from typing import Any
 from ...lab.claims import Tier
 from ...lab.study import Scale, Study
 from . import PAPER
+from .firefly import WIDEST
 from .statements import arm, arms_of, early_and_late, ensembles, growing, larger, mixtures, shorter
-from .vision import MACHINE, METRICS, WIDEST, run_block
+from .vision import MACHINE, METRICS, run_block
 
 SMALL, LARGE = WIDTHS = (8, 32)
 WAITS, TWO = (2, 10, 50, 100), (2, 10)

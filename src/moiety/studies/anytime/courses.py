@@ -11,6 +11,7 @@ command goes on with what is not kept yet.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import multiprocessing
@@ -123,6 +124,9 @@ def _work(job: Job, device: str) -> tuple[str, float, str]:
         job.run(find_device(device))
     except Exception as error:  # the others go on; the study says what is missing
         wrong = f"{type(error).__name__}: {error}"
+    if torch.cuda.is_available():  # others need what this program held
+        gc.collect()
+        torch.cuda.empty_cache()
     return job.name, time.monotonic() - start, wrong
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +30,7 @@ GROWTH = 0.6  # of the first width, at each growth
 CANDIDATES = 70  # new units of a layer
 SPLIT, NEW, OUT = 0.1, 0.01, 0.1  # starts: splits and incoming weights within ±, outgoing normal
 PENALTY, PENALTY_NEW = 1e-2, 1e-4
+WIDEST = 112  # channels of a layer: kernels for stacked images of 32 pixels have no room for 128
 
 Weighted = nn.Linear | nn.Conv2d
 
@@ -303,17 +305,33 @@ def widened(model: nn.Module, widths: list[int]) -> nn.Module:
     return wide
 
 
-def padded(models: list[nn.Module]) -> list[nn.Module]:
+def padded(models: list[nn.Module], unit: int = 1) -> list[nn.Module]:
     """Copies of one structure, so that they train in one program.
 
     The units that are added see nothing and are not seen: all their weights are zero, and so are
     the gradients of these, through batch norm too, so that the other weights train as they would.
+
+    unit   widths that differ become multiples of it
     """
     heights = [[len(layer.weight) for layer, _ in layers_of(model)[:-1]] for model in models]
-    wide = [widened(model, [max(each) for each in zip(*heights)]) for model in models]
+    if len({*chain(*heights)}) == 1:
+        unit = 1
+    widths = [-(-max(each) // unit) * unit for each in zip(*heights)]
+    wide = [widened(model, widths) for model in models]
     for model, twin in zip(models, wide):
         _copy(model, twin, back=False)
     return wide
+
+
+def unit_of(model: nn.Module) -> int:
+    """In which steps the layers of a model that was not grown yet should be padded.
+
+    On a GPU each pair of widths is a kernel to compile, which takes a second: so there are few.
+    """
+    first = layers_of(model)[0][0]
+    if isinstance(first, nn.Linear):  # its kernels are there
+        return 1
+    return WIDEST // 4 if first.out_channels <= 16 else WIDEST // 2
 
 
 def cut_back(model: nn.Module, twin: nn.Module) -> None:

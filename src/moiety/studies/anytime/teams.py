@@ -26,7 +26,7 @@ from ...anytime.metering import Meter
 from ...anytime.together import numbers_of
 from ...train.draws import step_seed
 from ...train.phased import Ended, Phased, Rules
-from .firefly import Firefly, cut_back, padded
+from .firefly import Firefly, cut_back, padded, unit_of
 
 Key = tuple[str, int]  # a learner by name, and its seed
 
@@ -263,6 +263,8 @@ class Grown:
             for seed in seeds
         ]
         self.pads = name == "firefly"
+        compiles = self.pads and cell.device.type == "cuda"
+        self.unit = unit_of(self.learners[0].models[0]) if compiles else 1
         self.groups: list[tuple[list[int], list[nn.Module], Phased]] = []
         self.prices: list[Prices] = []
         self.shape: list[str] = []
@@ -297,7 +299,7 @@ class Grown:
             return
         self.shape, self.groups = shape, []
         self.prices = [Prices(self.cell, model, self.cell.meter) for model in models]
-        twins = padded(models) if self.pads else models
+        twins = padded(models, self.unit) if self.pads else models
         shape = [_structure(model) for model in twins]
         for kind in dict.fromkeys(shape):
             own = [i for i, found in enumerate(shape) if found == kind]

@@ -31,6 +31,7 @@ from ...anytime.metering import Meter
 from ...data.load import load_problem
 from ...lab.study import Metric, Metrics, Running, Settings
 from .engine import STACKED, Cell, Course, run_cell
+from .firefly import WIDEST
 from .kept import kept
 
 CLASSES, POINTS = 10, 20  # of all sets; of a curve, each of which is synced to disk
@@ -48,7 +49,6 @@ MACHINE = (  # notes of the studies
     "(moiety.studies.anytime.courses), and kept for all studies; the seconds of an arm are its "
     "share of those of its cell, whose programs slow each other down",
 )
-WIDEST = 128  # channels of a layer that Firefly grows: kernels for stacked models have no more
 
 
 # -- cells by settings -----------------------------------------------------------------------------
