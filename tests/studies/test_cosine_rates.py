@@ -8,7 +8,7 @@ import torch
 
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Running
-from moiety.studies.cosine import course, rates, slopes, worst_case
+from moiety.studies.cosine import course, fitter, project, rates, slopes, worst_case
 from moiety.studies.cosine.fitter import Fit
 from moiety.studies.cosine.regression import Atoms, Gate, inputs, predict
 from moiety.studies.cosine.slopes import Effort, Point, Sizes, measure, slope, with_twin
@@ -169,8 +169,10 @@ def test_the_stated_rates_are_no_measurement(tmp_path):
 
 
 def test_an_arm_that_a_scale_leaves_out_has_no_numbers(tmp_path):
-    one = running(rates.study, "vanilla, over", tmp_path, cells=["exact"])
+    one = running(rates.study, "vanilla, over", tmp_path, draws={"exact": 2})
     assert set(rates.run(one).values()) == {None}
+    late = running(rates.study, "vanilla, over", tmp_path, seed=2, draws={"over": 2})
+    assert set(rates.run(late).values()) == {None}
 
 
 def test_a_killed_trial_goes_on_to_the_same_bits(tmp_path):
@@ -200,10 +202,29 @@ def test_every_claim_has_its_margin_and_is_our_own():
         assert claim.tier == "our own"
 
 
-def test_the_time_is_projected_by_cells():
-    settings = {**rates.SMOKE, "cells": ["exact", "over"]}
-    found = rates.projected(settings, CPU)
-    assert list(found) == ["exact", "over"] and min(found.values()) > 0
+def test_the_projected_time_counts_what_the_fits_ask_for(monkeypatch):
+    settings, sizes = {**rates.SMOKE, "iterations": 2, "grid": [480]}, rates.CELLS["over"]
+    asked, normal = [], fitter.Problem.normal
+
+    def counted(problem, theta, which):
+        asked.append(theta.numel() * problem.x.shape[1])
+        return normal(problem, theta, which)
+
+    truth, effort = rates.true_mixture(sizes, PERTURBED, 0), course.effort_of(settings, sizes)
+    monkeypatch.setattr(fitter.Problem, "normal", counted)
+    measure(truth, sizes, PERTURBED, 480, effort, seed=0, device=CPU)
+    most = project.work_of(settings, sizes)
+    assert 0.4 * most.values < sum(asked) < 2.5 * most.values  # each descent also begins
+
+
+def test_the_seeds_that_fit_into_a_time_are_those_before_it_is_over():
+    one = project.Speed(launches=1.0, value=0.5)
+    work = [project.Work(2, 4), project.Work(2, 4), project.Work(0, 1)]
+    assert work[0].seconds(one, workers=1) == 4 and work[0].seconds(one, workers=2) == 3
+    assert [project.seeds_within(t, work, one, 1) for t in (3.9, 4, 8, 8.5)] == [0, 1, 2, 3]
+    late = rates.work_of_seed(rates.FULL, 9)
+    assert 0 < late.values < rates.work_of_seed(rates.FULL, 0).values
+    assert "seeds that fit" in rates.tell_projected("smoke", "cpu")
 
 
 @pytest.mark.parametrize("name", worst_case.FAMILIES)

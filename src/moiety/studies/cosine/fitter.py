@@ -223,21 +223,25 @@ class Descents:
         return Descents(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-def descend(problem: Problem, start: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Levenberg–Marquardt from every start `[B, r, P]`; return theta and loss `[B, r]`.
-
-    Marquardt's scale, Nielsen's damping. A descent leaves when its loss no longer falls.
-    """
+def begin(problem: Problem, start: Tensor) -> tuple[Descents, Tensor]:
+    """Descents at their starts `[B, r, P]`, and the loss `[B]` that counts as none."""
     number = torch.arange(start[..., 0].numel(), device=start.device)
     which, theta = number // start.shape[1], start.flatten(0, 1).contiguous()
     loss, gradient, matrix = problem.normal(theta, which)
     one, scale = torch.ones_like(loss), matrix.diagonal(dim1=-2, dim2=-1)
     floor = 1e-30 * problem.y.square().mean(-1)
-    now = Descents(
-        number, which, theta, loss, gradient, matrix, scale, 1e-2 * one, 2 * one,
-        loss <= floor[which],
-    )  # fmt: skip
-    theta, loss = theta.clone(), loss.clone()
+    done = loss <= floor[which]
+    place = number, which, theta, loss, gradient, matrix
+    return Descents(*place, scale, 1e-2 * one, 2 * one, done), floor
+
+
+def descend(problem: Problem, start: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """Levenberg–Marquardt from every start `[B, r, P]`; return theta and loss `[B, r]`.
+
+    Marquardt's scale, Nielsen's damping. A descent leaves when its loss no longer falls.
+    """
+    now, floor = begin(problem, start)
+    theta, loss = now.theta.clone(), now.loss.clone()
     for i in range(iterations):
         if i % (REST if start.is_cuda else 1) == 0:
             live = (~now.done).nonzero().squeeze(-1)

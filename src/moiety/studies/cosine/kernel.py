@@ -62,7 +62,7 @@ def _output(theta, x, n, here, N, i: tl.constexpr, K: tl.constexpr, DIM: tl.cons
     return h, f, slope
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def _rows(theta, which, x, u, y, tau, out, N, P: tl.constexpr, K: tl.constexpr, DIM: tl.constexpr,
           ROW: tl.constexpr, EXPERT: tl.constexpr, LINEAR: tl.constexpr, UNIT: tl.constexpr,
           BLOCK: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
