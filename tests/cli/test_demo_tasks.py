@@ -81,15 +81,6 @@ def test_names_are_escaped():
     assert "<b>" not in page and "&lt;b&gt;" in page
 
 
-def test_the_command_runs_both_steps(moiety, tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "ARMS", demo.ARMS[:1])
-    monkeypatch.setattr(demo.stream, "LEARNERS", [])
-    code, out, _ = moiety("demo", "--epochs", "1", "--out", tmp_path)
-    assert code == 0
-    assert "Three tasks on the same images" in out and "dselect-k-static" in out
-    assert "Experts at work" in " ".join((tmp_path / "index.html").read_text().split())
-
-
 def test_who_asks_for_a_router_gets_no_tasks(moiety, tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "_run_one", lambda *_: pytest.fail("it trained"))
     code, out, _ = moiety("demo", "--epochs", "1", "--arm", "dense", "--out", tmp_path)

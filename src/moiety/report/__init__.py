@@ -9,13 +9,14 @@ from .health import health_page
 from .routing import routing_page
 from .stream import StreamPart
 from .study import study_page
-from .table import Column
+from .table import Column, TablePart
 from .tasks import TaskPart
 
 __all__ = [
     "AuditPart",
     "Column",
     "StreamPart",
+    "TablePart",
     "TaskPart",
     "audit_page",
     "course_page",

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .page import render
-from .table import Column, as_columns, cells
+from .table import Column, TablePart, as_columns, cells
 
 if TYPE_CHECKING:
     from .audit import AuditPart
@@ -63,15 +63,17 @@ def routing_page(
     command: str,
     tasks: "TaskPart | None" = None,
     audit: "AuditPart | None" = None,
+    upcycled: TablePart | None = None,
     stream: "StreamPart | None" = None,
+    adapted: TablePart | None = None,
 ) -> str:
     """Return a self-contained HTML page of results and expert loads.
 
     `notes` say what columns mean, by label. `loads[arm][layer]` holds one number per expert, shares
     or counts: each layer is scaled to sum to one. `dead`, of the same shape, says which experts are
     dead; where it says nothing, an expert without any load is. An arm without layers, such as a
-    dense model, is shown as such. `tasks`, `audit` and `stream`: further sections, on gates of
-    tasks, on what an attack does and on data that arrive over time.
+    dense model, is shown as such. The others are further sections: on gates of tasks, and on the
+    life of a model, which gets experts, learns from a stream, is adapted and attacked.
     """
     table = as_columns(columns)
     body, numeric = cells(rows, table)
@@ -92,7 +94,9 @@ def routing_page(
         command=command,
         tasks=tasks.view() if tasks else None,
         audit=audit.view() if audit else None,
+        upcycled=upcycled.view() if upcycled else None,
         stream=stream.view() if stream else None,
+        adapted=adapted.view() if adapted else None,
     )
 
 

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
@@ -36,3 +36,23 @@ def cells(
         any(isinstance(row.get(column.key), int | float) for row in rows) for column in columns
     ]
     return [[column.text(row) for column in columns] for row in rows], numeric
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """A section of a page that is a table."""
+
+    title: str
+    summary: str
+    columns: Sequence[Column]
+    notes: Mapping[str, str] = field(default_factory=dict)
+    rows: Sequence[Mapping[str, Any]] = ()
+
+    def with_rows(self, rows: Sequence[Mapping[str, Any]]) -> Self:
+        """The same with what came out."""
+        return replace(self, rows=rows)
+
+    def view(self) -> dict[str, Any]:
+        """As the template shows it."""
+        body, numeric = cells(self.rows, self.columns)
+        return {**vars(self), "body": body, "numeric": numeric}

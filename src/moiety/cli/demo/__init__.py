@@ -1,14 +1,16 @@
 """`moiety demo`: routers side by side on handwritten digits, at equal active FLOPs; gates of tasks;
-an audit of one of the models; the same images as a stream.
+then the life of one model: it gets experts, learns from a stream, moves to a new domain, is
+attacked.
 
-The models are those of the study `lab/routers`, which compares them over many seeds. The gates of
-tasks are in `tasks.py`, the audit is in `attacked.py`, the stream in `stream.py`.
+The models of the first part are those of the study `lab/routers`, which compares them over many
+seeds. The gates of tasks are in `tasks.py`, the life is in `life.py`, its stream in `stream.py`,
+its audit in `attacked.py`.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +27,7 @@ from torch.utils.data import TensorDataset
 from ... import cost
 from ...data import digits
 from ...io import write_atomic
-from ...report import AuditPart, Column, StreamPart, routing_page
+from ...report import AuditPart, Column, routing_page
 from ...studies.lab.on_digits import (
     ARMS,
     BATCH,
@@ -39,7 +41,7 @@ from ...studies.lab.on_digits import (
     measure_routing,
 )
 from ...train import find_device, fit
-from . import attacked, stream, tasks
+from . import attacked, life, stream, tasks
 
 CAVEAT = (
     "One seed and 450 test images: use for orientation. Differences between routers at one seed "
@@ -90,10 +92,9 @@ def command(
         bool, typer.Option("--dry-run", help="Show the cost of every arm only.")
     ] = False,
 ) -> None:
-    """Compare routers at equal active FLOPs, then gates of tasks; attack one; try a stream."""
+    """Compare routers and gates of tasks; follow one model from its experts to an attack."""
     arms, where, console = choose(arm or []), find_device(device), Console()
-    # Who asks for some routers gets these alone.
-    gates, learners = ([], []) if arm else (tasks.GATES, stream.LEARNERS)
+    gates = [] if arm else tasks.GATES  # who asks for some routers gets these alone
     train, test = digits()
     with one_thread():
         if dry_run:
@@ -102,30 +103,36 @@ def command(
             show(console, rows, COST, "Before training; FLOPs per image, measured")
             return
         check_writable(out)
-        rows, loads, trained = run(arms, train, test, epochs, seed, where, console)
+        rows, loads = run(arms, train, test, epochs, seed, where, console)
         found = tasks.run(gates, train, test, epochs, seed, where, console)
-        victim = None if arm else trained.get(attacked.ARM)
-        part = attacked.run(victim, test, seed, console) if victim is not None else None
-        arrived = stream.run(learners, train, test, epochs, seed, where, console)
+        lived = part = None
+        if not arm:
+            lived = life.run(train, test, epochs, seed, where, console)
+            part = attacked.run(lived.model, lived.test, seed, console)
     show(console, rows, RESULT, f"Handwritten digits, {epochs} epochs, seed {seed}")
     if found.rows:
         show(console, found.rows, tasks.RESULT, "Three tasks on the same images, a gate for each")
-    if part:
-        typer.echo(f"{part.title}: {attacked.sentence(part)}")
-    if arrived.rows:
-        show(console, arrived.rows, stream.RESULT, stream.TITLE)
-        arrived.write(out / "stream")
+    if lived and part:
+        tell_life(console, lived, part)
+        lived.arrived.write(out / "stream")
     typer.echo(CAVEAT)
     settings = {"Seed": str(seed), "Epochs": str(epochs), "Device": device}
     repeat = f"moiety demo --seed {seed} --epochs {epochs} --device {device}"
     repeat += "".join(f" --arm {each.name}" for each in arms if arm)
-    html = page(rows, loads, settings, repeat, found, part, arrived.part())
-    path = write_atomic(out / "index.html", html)
-    more = ", the gates of the tasks" * bool(found.rows) + ", the attack" * bool(part)
-    if arrived.rows:
+    path = write_atomic(out / "index.html", page(rows, loads, settings, repeat, found, lived, part))
+    more = ", the gates of the tasks" * bool(found.rows)
+    if lived:
         typer.echo(f"The ledger of each learner on the stream: {out / 'stream'}")
-        more += ", the stream"
+        more += ", the life of the model"
     typer.echo(f"The load of every expert{more}: {path}")
+
+
+def tell_life(console: Console, lived: life.Lived, part: AuditPart) -> None:
+    """The steps of the one model, in their order."""
+    show(console, lived.upcycled.rows, lived.upcycled.columns, lived.upcycled.title)
+    show(console, lived.arrived.rows, stream.RESULT, stream.TITLE)
+    show(console, lived.adapted.rows, lived.adapted.columns, lived.adapted.title)
+    typer.echo(f"{part.title}: {attacked.sentence(part)}")
 
 
 def choose(names: Sequence[str]) -> list[Arm]:
@@ -169,22 +176,22 @@ def run(
     seed: int,
     device: torch.device,
     console: Console | None = None,
-) -> tuple[list[Row], Loads, dict[str, nn.Module]]:
-    """Train every arm, with a progress bar: results, loads of the experts, and the models."""
-    steps, rows, loads, models = epochs * -(-len(train) // BATCH), [], {}, {}
+) -> tuple[list[Row], Loads]:
+    """Train every arm, with a progress bar: results, and loads of the experts."""
+    steps, rows, loads = epochs * -(-len(train) // BATCH), [], {}
     columns = TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         overall = progress.add_task("all arms", total=len(arms))
         for arm in arms:
             task = progress.add_task(arm.name, total=steps)
-            model = models[arm.name] = build(arm, seed).to(device)
+            model = build(arm, seed).to(device)
             tick = lambda _, task=task: progress.advance(task)  # noqa: E731
             fit(model, train, epochs=epochs, batch=BATCH, seed=seed, on_step=tick)
             loads[arm.name], result = measure_routing(model, test)
             rows.append({**measure_cost(arm, model, test), **result})
             progress.remove_task(task)
             progress.advance(overall)
-    return beside_dense(rows, test), loads, models
+    return beside_dense(rows, test), loads
 
 
 def measure_cost(arm: Arm, model: nn.Module, test: TensorDataset) -> Row:
@@ -202,7 +209,9 @@ def beside_dense(rows: list[Row], test: TensorDataset) -> list[Row]:
 # -- show ---------------------------------------------------------------------------------------
 
 
-def show(console: Console, rows: list[Row], columns: list[Column], title: str) -> None:
+def show(
+    console: Console, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str
+) -> None:
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         first = column.key == "arm"
@@ -221,8 +230,8 @@ def page(
     settings: dict[str, str],
     command: str,
     found: tasks.Found,
+    lived: life.Lived | None = None,
     audit: AuditPart | None = None,
-    arrived: StreamPart | None = None,
 ) -> str:
     """The results and the load of every expert in every layer, as one HTML file."""
     summary = (
@@ -240,6 +249,8 @@ def page(
         settings=settings,
         command=command,
         tasks=found.part(),
+        upcycled=lived.upcycled if lived else None,
+        stream=lived.arrived.part() if lived else None,
+        adapted=lived.adapted if lived else None,
         audit=audit,
-        stream=arrived,
     )

@@ -1,4 +1,4 @@
-"""The last step of the demo: an audit of a model that it trained, on a few test images."""
+"""The last step of the demo: an audit of the model whose life it showed, on a few test images."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch.utils.data import TensorDataset
 from ...report import AuditPart
 from ...report.audit import answers
 
-ARM = "top-k"  # whose model is attacked
 EPS = (0.0, 0.05, 0.1, 0.2)  # of pixels in 0…1
 ATTACKS = ("apgd", "apgd + router-margin")
 EXAMPLES, STEPS = 64, 10
-TITLE = f"{ARM} under attack"
+TITLE = "The same model under attack"
 SUMMARY = (
-    f"AutoPGD moves every pixel of {EXAMPLES} test images by at most ε, towards wrong answers, in "
-    f"{STEPS} steps: orientation, no more. The command moiety audit does it to a model of yours."
+    f"AutoPGD moves every pixel of {EXAMPLES} turned test images by at most ε, towards wrong "
+    f"answers, in {STEPS} steps: orientation, no more. The command moiety audit does it to a model "
+    "of yours."
 )
 
 
