@@ -12,6 +12,7 @@ from torch import nn
 
 from moiety import cost
 from moiety.anytime.backbones import MLP, VGG19, TreeMLP, TreeVGG19, crop_flip
+from moiety.anytime.base import Phase
 from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Fit, Training
 from moiety.anytime.learners import learner, learners
@@ -346,3 +347,19 @@ def test_crop_flip_shifts_and_mirrors():
     # One up and one to the left: the last row and column are filled.
     moved = [torch.equal(a[:, 1:, 1:], b[:, :-1, :-1]) for a, b in zip(x, y)]
     assert any(moved) and (y == -1.9).any()
+
+
+@pytest.mark.parametrize("rows", [33, 1])
+def test_batch_norm_meets_no_batch_of_one_row(rows):
+    def normed(seed):
+        head = nn.Linear(8, learning.CLASSES)
+        return nn.Sequential(nn.Linear(learning.INPUTS, 8), nn.BatchNorm1d(8), head)
+
+    data = learning.examples(rows + 20)
+    now = Phase(
+        train=data.take(range(rows)), validation=data.take(range(rows, rows + 20)), number=1
+    )
+    for options in ({}, {"members": 2, "together": True}):
+        made = learner("ensemble", normed, training=SHORT, **options)
+        assert made.train(now).examples % (rows + 1) == 0  # the first one twice, in each pass
+    assert learner("single", mlp, training=SHORT).train(now).examples == 2 * rows

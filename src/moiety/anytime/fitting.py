@@ -132,6 +132,7 @@ class Fit:
             raise ValueError("there is nothing to train on: the phase has no training examples")
         self.model, self.training, self.seed = model, training, seed
         self.device = next(model.parameters()).device
+        train = _no_lonely_row(model, train, training.batch)
         self.train, self.validation = train.to(self.device), validation.to(self.device)
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = training.optimizer(self.trained)
@@ -251,6 +252,18 @@ class Fit:
         self.losses = list(state["losses"].to(self.device))
         self.kept = dict(state["kept"])
         self.optimizer.load_state_dict(state["now"])
+
+
+def _no_lonely_row(model: nn.Module, train: Examples, batch: int) -> Examples:
+    """The examples, the first one twice where batch norm would meet a last batch of one row.
+
+    It has no spread, which torch refuses: a stream whose phase happens to have such a number of
+    rows would end there, and again whenever it is taken up.
+    """
+    lonely = len(train) % batch == 1 and batch > 1
+    if lonely and any(isinstance(part, nn.BatchNorm1d) for part in model.modules()):
+        return train.take([*range(len(train)), 0])
+    return train
 
 
 def batch_sizes(rows: int, batch: int, steps: int) -> dict[int, int]:
