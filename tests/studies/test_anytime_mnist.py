@@ -5,6 +5,7 @@ import torch
 from test_lab_studies import running
 
 from moiety.anytime import summary
+from moiety.report import figures
 from moiety.studies.anytime import projection, vision
 from moiety.studies.anytime.mnist import LADDER, TWO, WAITS, WIDTHS, study
 from moiety.studies.anytime.statements import arm
@@ -105,3 +106,19 @@ def test_a_pilot_says_what_every_cell_will_take():
     assert sorted(found) == sorted(cells)
     assert found["stack c=4 w=1"].steps == 8  # 4 phases of 2 epochs of 1 batch
     assert all(one.seconds >= one.steps * one.milliseconds / 1000 > 0 for one in found.values())
+
+
+def test_the_page_draws_the_error_against_compute_and_memory():
+    def point(mean):
+        return {"mean": mean, "low": mean, "high": mean}
+
+    metrics = {name: {**vars(one)} for name, one in study.metrics.items()}
+    costs = {"average error": point(0.2), "compute": point(3.0), "memory": point(0.5)}
+    arms = [
+        {"name": "SM", "cost": {}, "metrics": costs},
+        {"name": "Ens", "cost": {}, "metrics": {"average error": point(0.1)}},
+    ]
+    drawn = figures.costs({"main": study.main, "metrics": metrics, "arms": arms})
+    places = [(one.data[0]["x"], one.data[0]["y"]) for one in drawn]
+    assert places == [([3], [0.2]), ([0.5], [0.2])]
+    assert all(len(one.data) == 1 and one.layout["xaxis"]["type"] == "log" for one in drawn)

@@ -179,7 +179,34 @@ def costs(result: Mapping[str, Any]) -> list[Figure]:
     """The main metric against active FLOPs, and against memory, where they were measured."""
     flops = _against(result, "flops", "Active FLOPs", "per example", THOUSANDS)
     memory = _against(result, "memory", "Memory", "", BYTES)
-    return [each for each in (flops, memory) if each]
+    summed = [_against_metric(result, name) for name in ("compute", "memory")]
+    return [each for each in (flops, memory, *summed) if each]
+
+
+def _against_metric(result: Mapping[str, Any], cost: str) -> Figure | None:
+    """The main metric against one that counts a cost, in decades, where a study has such a one."""
+    if result["metrics"].get(cost, {"better": "?"})["better"]:
+        return None
+    metric, what = result["main"], label_of(result, cost)
+    label, form = label_of(result, metric), form_of(result, metric)
+    points = []
+    for i, arm in enumerate(result["arms"]):
+        spent, value = (arm["metrics"].get(name) or {} for name in (cost, metric))
+        if not missing(spent.get("mean")) and not missing(value.get("mean")):
+            points.append((i, arm, value, spent["mean"]))
+    if not points:
+        return None
+    rows = [
+        [arm["name"], number(x, form_of(result, cost))]
+        + [number(value.get(end), form) for end in ("mean", "low", "high")]
+        for _, arm, value, x in points
+    ]
+    traces = [_point(*point) for point in points]
+    axes = {"xaxis": axis(brief(what), type="log"), "yaxis": axis(brief(label), form)}
+    spoken = f"{label} with 95 % interval against {what}, one point for each of {len(points)} arms"
+    head = ["Arm", what, label, "Low", "High"]
+    layout = {**axes, "hovermode": "closest"}
+    return Figure(f"{brief(label)} against {brief(what)}", spoken, traces, layout, head, rows)
 
 
 def _against(
