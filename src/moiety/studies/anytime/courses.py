@@ -77,10 +77,9 @@ class Job:
             vision.course_of(asked, (self.seed,), device)
 
 
-def blocks(study: Study, scale: str) -> list[tuple[int, ...]]:
+def blocks(study: Study, scale: str, copies: int | None) -> list[tuple[int, ...]]:
     """The seeds of each block, as the lab deals them out."""
-    count, copies = study.scale(scale).seeds, study.scale(scale).settings.get("copies")
-    firsts = range(0, count, study.block)
+    firsts = range(0, study.scale(scale).seeds, study.block)
     return [tuple(range(first, first + study.block))[:copies] for first in firsts]
 
 
@@ -102,7 +101,7 @@ def jobs_of(name: str, scale: str) -> Iterator[Job]:
             if part not in ("", arm["set"].lower()):
                 continue
             settings = replay.of_set(settings)
-        for seeds in blocks(study, scale):
+        for seeds in blocks(study, scale, settings.get("copies")):
             if "wait" in settings:
                 yield Job(settings, seeds)
             elif settings["policy"] != adaptive_wait.BEST:

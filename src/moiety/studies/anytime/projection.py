@@ -5,7 +5,8 @@
 The first phases of every kind of cell are run as at full scale, where a phase is short. Their
 seconds a step and steps a phase tell what the others will take: a longer waiting time has fewer
 phases with more steps, in all about as many. Learners that grow are seen while they are small:
-they will take longer than is told.
+they will take longer than is told. Told is the time of one process; several that share a GPU
+(`courses`) take less together.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ...train.fit import find_device
 from . import vision
 from .engine import STACKED, run_cell
 
-PHASES, SHORT = 3, 10  # looked at; the longest waiting time of a cell that is run
+PHASES, SHORT = 3, 5  # looked at; about the waiting time of the cells that are run
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,9 @@ def main(study: str = "mnist", device: str = "cpu", scale: str = "full") -> None
     for one in found:
         table.add_row(one.cell, str(one.steps), f"{one.milliseconds:.2f}", f"{one.seconds:.0f}")
     console.print(table)
-    console.print(f"In all {sum(one.seconds for one in found) / 60:.1f} minutes on {device}.")
+    console.print(
+        f"In all {sum(one.seconds for one in found) / 60:.1f} minutes of one process on {device}."
+    )
 
 
 if __name__ == "__main__":
