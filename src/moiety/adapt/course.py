@@ -53,6 +53,7 @@ class Course:
     cache_dtype: str = "float32"
     save_every: float = 30.0
     tick: Tick | None = None
+    capture: bool = False
     warm_steps: int = 500  # of a head that had to be made
     initial: State = dataclasses.field(default_factory=dict)
     inputs: Inputs = dataclasses.field(default_factory=lambda: Inputs(None, 0))
@@ -150,6 +151,7 @@ class Course:
             follow=self.follow,
             save_every=self.save_every,
             tick=self.tick,
+            capture=self.capture,
             **words,
         )
 

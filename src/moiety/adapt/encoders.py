@@ -111,6 +111,10 @@ class Encoder(ABC):
     def input_key(self) -> str:
         """Say all that decides how raw examples become tensors: a part of a cache's key."""
 
+    def rounded(self, batch: Batch) -> Batch:
+        """The batch with so much padding that few shapes occur."""
+        return batch
+
     def sees_padding(self) -> bool:
         """Whether what is beside an example in its batch changes its representation.
 

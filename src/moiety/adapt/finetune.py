@@ -92,6 +92,7 @@ def finetune(
     seed: int = 0,
     out: str | Path | None = None,
     save_every: float = 30.0,
+    capture: bool = False,
     tick: Callable[[float], None] | None = None,
 ) -> Tuned:
     """Train trunk and a fresh head on labelled examples, and score the last weights.
@@ -103,6 +104,8 @@ def finetune(
     steps        None: `epochs` times as many batches as the examples make
     batch, lr    None: 32 and 1e-4 for images, 16 and 2e-5 for text
     out          a folder for the state in flight, `result.json` and `classifier/`
+    capture      on a GPU, repeat a step as one CUDA graph (plain and mars); it rounds a little
+                 differently
     """
     encoder = model if isinstance(model, Encoder) else Encoder.load(model, processor=processor)
     data, validation, test = _splits(data, validation, test, encoder)
@@ -127,7 +130,7 @@ def finetune(
         seed=seed,
         dropout=dropout,
     )
-    tuning = Tuning(classifier, data, labels, recipe, seed, validation)
+    tuning = Tuning(classifier, data, labels, recipe, seed, validation, capture)
     folder = Path(out) if out is not None else None
     with io.lease(folder) if folder else nullcontext():
         if folder:

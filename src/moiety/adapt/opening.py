@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
     device: str | torch.device  # None: where the model is
     warm_steps: int  # of a head or decoder that the model lacks (500)
     save_every: float  # seconds between states on the disk (30)
+    capture: bool  # on a GPU, repeat a step as one CUDA graph; it rounds a little differently
     tick: Tick  # hears the name of the stage and the share that is done
 
 
@@ -90,6 +91,7 @@ def open_course(
         warm_steps=options.get("warm_steps", 500),
         save_every=options.get("save_every", 30.0),
         tick=options.get("tick"),
+        capture=options.get("capture", False),
     )
 
 

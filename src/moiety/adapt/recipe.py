@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from .encoders import Encoder
@@ -65,12 +66,29 @@ class Recipe:
         )
 
 
-def adamw(encoder: Encoder, recipe: Recipe) -> torch.optim.AdamW:
-    """The optimizer of all that is trained; parameters of one axis do not decay."""
+def adamw(encoder: Encoder, recipe: Recipe, captured: bool = False) -> torch.optim.AdamW:
+    """The optimizer of all that is trained; parameters of one axis do not decay.
+
+    A step that is captured has to read its learning rate anew, from the device.
+    """
     trained = [p for p in encoder.model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.dim() > 1], "weight_decay": recipe.weight_decay},
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95))
+    rate = torch.tensor(recipe.lr, device=encoder.device) if captured else recipe.lr
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), capturable=captured)
+
+
+def set_rate(
+    optimizer: torch.optim.Optimizer, rate: float, device: torch.device | None = None
+) -> None:
+    """Set the learning rate of the next step; with a device, in a tensor that is there."""
+    for group in optimizer.param_groups:
+        if device is not None:
+            group["lr"] = torch.tensor(rate, device=device)
+        elif isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

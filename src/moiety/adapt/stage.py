@@ -14,6 +14,7 @@ rate that falls linearly to 0 without warm-up (see `recipe`).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
@@ -30,13 +31,14 @@ from ..train.fit import seeded
 from ..train.state import read_state, state_bytes
 from .follow import Follow
 from .lora import merge, with_adapters
-from .objective import Objective
-from .recipe import Recipe, adamw
+from .objective import Objective, Target
+from .recipe import Recipe, adamw, set_rate
+from .repeated import Repeated, Tensors
 from .teachers import Teacher
 from .trained import State, Trained, read_trained, to_cpu, write_trained
 
 if TYPE_CHECKING:
-    from .encoders import Encoder
+    from .encoders import Batch, Encoder
 
 ORDER, MASKS, NOISE, ADAPTERS = 1, 2, 3, 4  # what a seed is used for
 TOLD = 0.2  # seconds between two words of how far it is
@@ -62,6 +64,7 @@ class Stage:
         folder: Path | None = None,
         save_every: float = 30.0,
         tick: Callable[[str, float], None] | None = None,
+        capture: bool = False,
     ) -> None:
         if recipe.stop == "probe" and (follow is None or follow.labelled is None):
             raise ValueError('stop="probe" needs labelled training examples to probe on')
@@ -71,6 +74,9 @@ class Stage:
         self.objective, self.teacher = objective, teacher
         self.follow = follow or Follow(seed=seed)
         self.save_every, self.tick = save_every, tick
+        self.captures = capture and encoder.device.type == "cuda"
+        self.repeated: dict[bool, Repeated] = {}  # steps with a teacher, and without
+        self.wanted: Target | None = None  # what the teacher says at this step
         self.batch = min(recipe.batch, len(rows))
         self.epoch, self.order = -1, torch.empty(0, dtype=torch.long)
         self.step, self.worse, self.seconds = 0, 0, 0.0
@@ -121,16 +127,15 @@ class Stage:
         rows = self.rows_of(self.step)
         torch.manual_seed(step_seed(step_seed(self.seed, NOISE), self.step))
         batch = self.encoder.batch(self.rows.take(rows))
+        if self.captures:  # few shapes, each captured once
+            batch = self.encoder.rounded(batch)
         lots = torch.Generator().manual_seed(step_seed(step_seed(self.seed, MASKS), self.step))
         masks = self.encoder.mask(batch, lots)
-        self.optimizer.zero_grad()
-        half, target = self.recipe.precision == "bfloat16", None
+        target = None
         if self.teacher is not None and self.objective.distills(self.step):
             target = self.teacher.ask(rows, batch, masks)
-        told = self.objective.backward(self.student, batch, masks, target, half)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate(self.step)
-        self.optimizer.step()
+        set_rate(self.optimizer, self.recipe.rate(self.step))
+        told = self._update(batch, masks, target)
         self.step += 1
         for name, value in told.items():  # read at the next check: a GPU need not wait
             self.sums[name] = self.sums.get(name, 0.0) + value.double()
@@ -138,6 +143,31 @@ class Stage:
         again = self.step < self.recipe.steps and self.objective.distills(self.step)
         if self.teacher is not None and again:
             self.teacher.expect(self.rows_of(self.step))
+
+    def _update(self, batch: Batch, masks: Tensor, target: Target | None) -> dict[str, Tensor]:
+        """Change the weights; on a GPU, where that is wanted, as one CUDA graph."""
+        tensors = {**batch, "": masks}
+        if target is not None and target.values is not None:
+            tensors["target"] = target.values
+        # The weights of a teacher are the same at every step; its routers' decisions are not.
+        if not self.captures or (target is not None and target.probs):
+            return self._change(tensors, target)
+        self.wanted, taught = target, target is not None
+        if taught not in self.repeated:
+            change = lambda tensors: self._change(tensors, self.wanted)  # noqa: E731
+            self.repeated[taught] = Repeated(self.name, change)
+        return self.repeated[taught](tensors)
+
+    def _change(self, tensors: Tensors, target: Target | None) -> dict[str, Tensor]:
+        batch = dict(tensors)
+        masks, values = batch.pop(""), batch.pop("target", None)
+        if target is not None:
+            target = dataclasses.replace(target, values=values)
+        self.optimizer.zero_grad()
+        half = self.recipe.precision == "bfloat16"
+        told = self.objective.backward(self.student, batch, masks, target, half)
+        self.optimizer.step()
+        return told
 
     def rows_of(self, step: int) -> Tensor:
         """The examples of a step; what is left over at the end of an epoch waits for the next."""
@@ -185,7 +215,7 @@ class Stage:
         if self.recipe.lora is not None:
             seed = step_seed(self.seed, ADAPTERS)
             self.student = with_adapters(self.encoder, self.recipe.lora, seed)
-        self.optimizer = adamw(self.student, self.recipe)
+        self.optimizer = adamw(self.student, self.recipe, self.captures)
         if self.folder and (self.folder / "latest.safetensors").exists():
             self._restore(read_state(self.folder / "latest.safetensors"))
         if self.folder:  # lines that were written after the state are written again
@@ -212,6 +242,8 @@ class Stage:
         self.step, self.worse, self.seconds = saved["step"], saved["worse"], saved["seconds"]
         self.student.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
+        if self.captures:
+            set_rate(self.optimizer, self.recipe.rate(self.step), self.encoder.device)
         device = self.encoder.device
         self.sums = {name: total.to(device) for name, total in saved["sums"].items()}
         self.counts, self.history = saved["counts"], saved["history"]
@@ -221,6 +253,7 @@ class Stage:
     def _end(self) -> Trained:
         """Keep the best weights, or the last, and write them where there is a folder."""
         self._settle()
+        self.repeated = {}  # graphs hold memory
         model, kept = self.encoder.model, self.step
         if self.recipe.stop == "probe":
             _, kept, state = self.best

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .cache import Cache, Inputs, Key, padded, told_bytes
 from .mixtures import coupling
@@ -79,7 +80,8 @@ class Cached(Teacher):
     def ask(self, rows: Tensor, batch: Batch, masks: Tensor) -> Target:
         values = self._values(rows)
         if self.objective.match == "hidden" and "attention_mask" in batch:
-            values = values[:, : batch["attention_mask"].shape[1]]  # as long as the batch is
+            length = batch["attention_mask"].shape[1]  # of the batch, which may be rounded up
+            values = F.pad(values[:, :length], (0, 0, 0, max(length - values.shape[1], 0)))
         return Target(values=values)
 
     def expect(self, rows: Tensor) -> None:

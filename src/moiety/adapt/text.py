@@ -19,6 +19,7 @@ from .masks import mean_over_masked, token_mask
 
 LENGTH = 128  # tokens of a row where nothing else is said
 ENDLESS = 10**6  # tokens
+ROUND = 32  # tokens
 NONE = -100  # the target that cross_entropy leaves out
 
 
@@ -93,6 +94,13 @@ class TextEncoder(Encoder):
         special = torch.isin(ids, torch.tensor(self.special)) | ~real
         tensors = {"input_ids": ids, "attention_mask": real.long(), "special_tokens_mask": special}
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+    def rounded(self, batch: Batch) -> Batch:
+        """To a multiple of 32 tokens, or to the most that the model reads."""
+        length = batch["input_ids"].shape[1]
+        more = min(-(-length // ROUND) * ROUND, self.longest) - length
+        values = {"input_ids": self.pad, "attention_mask": 0, "special_tokens_mask": True}
+        return {name: F.pad(batch[name], (0, more), value=values[name]) for name in batch}
 
     def mask(self, batch: Batch, generator: torch.Generator) -> Tensor:
         ids = batch["input_ids"]

@@ -31,6 +31,8 @@ from .mars import Mars
 from .mixtures import balance_losses
 from .r3f import R3F
 from .recadam import RecAdam
+from .recipe import set_rate
+from .repeated import Repeated, Tensors
 from .scores import score
 
 ORDER, DROPOUT, NOISE = 11, 12, 13  # what a seed is used for
@@ -39,6 +41,7 @@ SHARE = 20  # a large model trains at least so many times as long as it is being
 TOLD = 0.2  # seconds between two words of how far it is
 
 
+REPEATED = ("plain", "mars")  # methods whose step can be captured as a CUDA graph
 Method = Literal["plain", "recadam", "mars", "r3f"]
 OPTIONS: dict[str, dict[str, float | None]] = {  # None: it follows from the recipe
     "plain": {},
@@ -125,11 +128,17 @@ class Tuning:
         recipe: TuneRecipe,
         seed: int,
         validation: Any = None,
+        capture: bool = False,
     ) -> None:
         self.classifier, self.data, self.labels = classifier, data, labels
         self.recipe, self.seed, self.validation = recipe, seed, validation
         self.device = next(classifier.model.parameters()).device
         self.trained = [p for p in classifier.model.parameters() if p.requires_grad]
+        # RecAdam's weight and the noise of R3F come from the host, and change with the step.
+        self.captures = capture and self.device.type == "cuda" and recipe.method in REPEATED
+        self.repeated: Callable[[Tensors], dict[str, Tensor]] = self._change
+        if self.captures:
+            self.repeated = Repeated("fine-tuning", self._change)
         self.optimizer = self._optimizer()
         mars, r3f = recipe.method == "mars", recipe.method == "r3f"
         trunk = classifier.trunk().values()
@@ -147,7 +156,8 @@ class Tuning:
             list(parameter_groups(self.classifier, self.recipe.weight_decay)),
         )
         if recipe.method != "recadam":
-            return torch.optim.AdamW(groups, lr=recipe.lr)
+            rate = torch.tensor(recipe.lr, device=self.device) if self.captures else recipe.lr
+            return torch.optim.AdamW(groups, lr=rate, capturable=self.captures)
         options = {name: recipe.option(name) for name in ("k", "t0", "strength")}
         return RecAdam(groups, lr=recipe.lr, **options)
 
@@ -174,6 +184,7 @@ class Tuning:
                     pause = self.save_every and max(self.save_every, SHARE * (saved - now))
         if self.folder:
             self._save()  # what follows, scores and files, may be killed too
+        self.repeated = self._change  # graphs hold memory
         self.classifier.model.eval()
         self.optimizer.zero_grad()
 
@@ -184,19 +195,27 @@ class Tuning:
         rows = self.rows_of(self.step)
         torch.manual_seed(self.lot(DROPOUT, self.step))
         batch = self.classifier.encoder.batch(self.data.take(rows))
-        half = self.recipe.precision == "bfloat16"
+        if self.captures:  # few shapes, each captured once
+            batch = self.classifier.encoder.rounded(batch)
+        set_rate(self.optimizer, self.recipe.rate(self.step))
+        inputs = {**self.classifier.inputs(batch), "": self.labels[rows].to(self.device)}
+        loss = self.repeated(inputs)["loss"]
+        self.step, self.count = self.step + 1, self.count + 1
+        self.sum += loss.double()  # read at the next check: a GPU need not wait
+
+    def _change(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Change the weights; the loss before."""
+        inputs = dict(tensors)
+        labels, half = inputs.pop(""), self.recipe.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            loss = self.loss(self.classifier.inputs(batch), self.labels[rows].to(self.device))
+            loss = self.loss(inputs, labels)
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.trained, CLIP)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.rate(self.step)
         self.optimizer.step()
         if self.ball:
             self.ball.project()
-        self.step, self.count = self.step + 1, self.count + 1
-        self.sum += loss.detach().double()  # read at the next check: a GPU need not wait
+        return {"loss": loss.detach()}
 
     def loss(self, inputs: dict[str, Tensor], labels: Tensor) -> Tensor:
         """Cross-entropy, the balance of experts if there are any, and what noise changes in R3F."""
@@ -276,6 +295,8 @@ class Tuning:
             raise ValueError(f"{self.folder} holds another fine-tuning; choose another folder")
         self.classifier.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.captures:
+            set_rate(self.optimizer, self.recipe.lr, self.device)
         self.step, self.count, self.seconds = state["step"], state["count"], state["seconds"]
         self.sum, self.history = state["sum"].to(self.device), state["history"]
 
