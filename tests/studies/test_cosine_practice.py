@@ -1,6 +1,9 @@
 """The cosine routers in practice: measures by hand, held-out data, kills, and the rule for tau."""
 
 import copy
+import inspect
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +15,12 @@ from moiety.lab.sampling import random_batches
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Running
 from moiety.routing.cosine import GAIN
+from moiety.routing.perturbed_cosine import PerturbedCosine
 from moiety.studies.cosine import language, practice, vision
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "results" / "cosine-language.json"
 
 
 def running(study, arm, folder, seed=0, device=CPU, stage="main", **settings):
@@ -328,3 +334,12 @@ def test_one_seed_is_no_evidence_for_a_tau():
     for claim in made["claims"]:
         claim["verdict"]["interval"] = None
     assert language.default_tau(made).ratio is None
+
+
+@pytest.mark.skipif(not RESULT.exists(), reason="cosine/language has no full result yet")
+def test_the_router_and_the_guide_have_the_tau_that_the_rule_gives_for_the_committed_result():
+    found = language.default_tau(json.loads(RESULT.read_text()))
+    words = inspect.signature(PerturbedCosine).parameters
+    assert words["tau_1"].default == words["tau_2"].default == pytest.approx(found.tau)
+    guide = " ".join((ROOT / "docs" / "cosine.md").read_text().split())
+    assert found.reason in guide and "results/cosine-language.json" in guide

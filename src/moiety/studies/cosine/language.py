@@ -365,7 +365,7 @@ study = Study(
         "routers: projection to 16 dimensions (as X-MoE), temperature 0.3, no b0; tau_1 = tau_2 = "
         "ratio × 0.32, the norm of an embedding at the start, which then learns; the switch loss "
         "with weight 0.01 for all",
-        "precision: bf16 on a GPU except for routers and losses",
+        "precision: bf16 on a GPU except for routers and losses; steps are captured as CUDA graphs",
         "margins: that of the switch rate was lowered from 2 points to 1 when one small trial had "
         "shown 3 % for cosine, before a rate of a perturbed arm on the corpus was seen",
         "smallest scale: a text of a small grammar in the place of the corpus",
