@@ -223,6 +223,7 @@ TEXT_NOTES = (
     "settings: the middle rate, and batches of 16 sequences instead of 32, were set after single "
     "runs of small models on the corpus, whose perplexity on the test was seen; margins stayed",
     "measuring: at full scale 64 sequences share the capacity of an expert, in training 16 do",
+    "seeds: as many as fit the time, set beforehand",
     "precision: bf16 on a GPU except for routers and losses",
     "smallest scale: a text of a small grammar in the place of the corpus",
 )

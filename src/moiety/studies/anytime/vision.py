@@ -44,6 +44,7 @@ TRAINED = ("epochs", "patience", "batch")
 SHAPED = ("data", "rows", "batches", "model", "width", "members", "candidates")
 CELL = ("wait", "replay", "capped", "every", "kept", *SHAPED, *TRAINED)  # what decides a cell
 MACHINE = (  # notes of the studies
+    "seeds: as many as fit the time, set beforehand; a pilot of as many would cost as much again",
     "precision: float32; on a GPU convolutions multiply in TF32, torch's default",
     "time: at full scale the cells are trained once, by several processes that share the device "
     "(moiety.studies.anytime.courses), and kept for all studies; the seconds of an arm are its "
