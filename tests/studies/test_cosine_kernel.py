@@ -49,11 +49,13 @@ def test_the_kernel_agrees_with_plain_formulas_in_tritons_interpreter():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu():
     compare("cuda", [(2, 2, 300), (3, 8, 2500), (3, 2, 2048)])
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_fits_with_and_without_the_kernel_end_in_the_same_place(monkeypatch):
     g = torch.Generator().manual_seed(0)
     gate, sizes = rates.GATES["tau 0.5"], rates.CELLS["exact"]
