@@ -49,28 +49,33 @@ study = adapt_study(
     question="Does self-distillation help an upcycled mixture of experts, and which router?",
     arms=arms_of([SET], ARMS),
     claims=[
-        claim
-        for router in ROUTERS
-        for claim in (
-            own(
-                greater,
-                f"{router}, self-distillation",
-                f"{router}, fine-tuning",
-                f"self-distillation helps a mixture with a {router} router",
-            ),
+        own(
+            greater,
+            f"{ROUTERS[0]}, self-distillation",
+            f"{ROUTERS[0]}, fine-tuning",
+            "self-distillation helps a mixture",
+        ),
+        own(
+            greater,
+            f"{ROUTERS[0]}, self-distillation",
+            "dense, self-distillation",
+            "a mixture gains on the dense model",
+        ),
+        own(
+            equivalent,
+            f"{ROUTERS[0]}, self-distillation, routers too",
+            f"{ROUTERS[0]}, self-distillation",
+            "to match the routers to the teacher's changes nothing",
+        ),
+        *(
             own(
                 equivalent,
-                f"{router}, self-distillation, routers too",
                 f"{router}, self-distillation",
-                f"to match the {router} router to the teacher's changes nothing",
-            ),
-            own(
-                greater,
-                f"{router}, self-distillation",
-                "dense, self-distillation",
-                f"a mixture with a {router} router gains on the dense model",
-            ),
-        )
+                f"{ROUTERS[0]}, self-distillation",
+                f"the router does not matter: {router} is as good as {ROUTERS[0]}",
+            )
+            for router in ROUTERS[1:]
+        ),
     ],
     notes=["mixtures: four experts in every second block; two of them for a token, or all softly"],
 )

@@ -50,6 +50,7 @@ from .targets import TARGETS, Examples, Target, load_target
 
 RECIPE = 1  # of what trains here; a change of the code that trains otherwise adds one
 TUNE = 21  # what the seed of a case is used for, besides its own draws
+CAPTURE = True  # on a GPU, steps are repeated as CUDA graphs
 Plan = dict[str, Any]  # of an encoder, plain JSON; a teacher's is inside
 Tick = Callable[[float], None]
 
@@ -110,6 +111,13 @@ def _start(path: Path, seed: int, experts: str, device: torch.device) -> Encoder
         with seeded(seed):  # of the routers
             encoder.model = upcycle(encoder.model, **words)
     return encoder.to(device)
+
+
+def each_of(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings of an arm for each of its sets."""
+    targets = settings["target"]
+    names = [targets] if isinstance(targets, str) else list(targets)
+    return [{**settings, "target": name} for name in names]
 
 
 def case_of(settings: Mapping[str, Any], seed: int, device: torch.device) -> Case:
@@ -212,7 +220,7 @@ def _adapt(home: Path, case: Case, plan: Plan, tick: Tick | None) -> None:
     rows = case.rows(encoder, case.open().labelled(case.seed, case.labels))
     words = {word: plan[word] for word in (*TRAINED, *MATCHED, "steps") if word in plan}
     words["seed"] = case.seed
-    course: dict[str, Any] = {"out": home / "course", "checks": 1}
+    course: dict[str, Any] = {"out": home / "course", "checks": 1, "capture": CAPTURE}
     if tick is not None:
         course["tick"] = lambda name, share: tick(share / 2)
     if plan["stage"] == "supcon":
@@ -279,6 +287,7 @@ def _tune(
         classes=target.classes,
         seed=step_seed(step_seed(case.seed, TUNE), number),
         checks=2,
+        capture=CAPTURE,
         tick=tick,
         **tune,
     )

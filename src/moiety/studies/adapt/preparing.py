@@ -32,14 +32,15 @@ def encoders(scale: str, kind: str) -> list[Asked]:
     for name in BATCHES[kind]:
         study = import_module(f"{__package__}.{name.replace('-', '_')}").study
         whole = study.scale(scale)
-        for arm in study.arms.values():
-            settings = {**whole.settings, **arm}
+        sets = [one for arm in study.arms.values() for one in pool.each_of(arm)]
+        for one in sets:
+            settings = {**whole.settings, **one}
             plan = pool.plan_of(settings)
-            if pool.kind_of(arm["target"]) != kind or plan is None:
+            if plan is None:
                 continue
-            target = settings["sets"].get(arm["target"], arm["target"])
+            target = settings["sets"].get(one["target"], one["target"])
             for seed in range(whole.seeds):
-                words = [target, pool.labels_of(settings), arm.get("experts"), plan, seed]
+                words = [target, pool.labels_of(settings), one.get("experts"), plan, seed]
                 found.setdefault(json.dumps(words, sort_keys=True), (depth(plan), (settings, seed)))
     return [asked for _, asked in sorted(found.values(), key=lambda one: one[0])]
 

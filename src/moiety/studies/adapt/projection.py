@@ -4,34 +4,34 @@
     python -m moiety.studies.adapt.projection full                # counted alone
 
 Counted from the studies themselves, what they share once: an encoder is trained once for each
-seed, a fine-tune for each point of the search, and for each seed and number.
+seed, a fine-tune for each point of the search and for each seed. (A set that one study has alone
+and another with others may be fine-tuned with two settings: some 10k steps more.)
 
-Models as small as these are bound by launches, not by the GPU: a step of some 1 000 kernels takes
-30 to 50 µs of host time each. So one process leaves the GPU idle most of the time, and the studies
-are run with `--workers 12` on 16 cores, which share it, and encoders are made before them by as
-many (`preparing`); nothing is captured. As many processes
-measure here, doing the same steps at once: what a step takes is their mean over their number.
+Models as small as these are bound by launches, not by the GPU: a step is 600 to 1 500 kernels, and
+one takes 15 to 35 µs of host time. So a step of plain fine-tuning, further pre-training and
+self-distillation is captured as a CUDA graph (`adapt.repeated`), and 12 to 16 processes share the
+GPU. RecAdam, R3F, SupCon and mixtures are launched kernel by kernel: 20 to 50 ms of a process.
 
-By hand, before any measurement: a masked pass of 12 + 4 blocks forward and backward is about 900
-kernels, an unmasked one of 12 blocks 650, of text (6 blocks) 400 and 350, AdamW 40, and a kernel of
-this size is 4 µs of the GPU. So a step of further pre-training is 38 ms of a process and 4 ms of
-the GPU, of self-distillation 64 and 6.5, of fine-tuning 28 and 3; of text 18 and 2.5 (the head over
-8 192 words is memory, not launches), 32 and 4.5, 16 and 2; a mixture takes twice as long. Twelve
-processes get through no faster than the GPU, which also has to change between them: 5, 8 and 3.5
-ms a step, 3, 5 and 2.5 of text; RecAdam 4.5, MARS 6 and R3F 6.5, of text 3.5, 5 and 5.
+By hand, before any measurement, in TF32: a step of fine-tuning is 66 GFLOP of products and about as
+much time of memory, 1.2 ms of the GPU; further pre-training 1.2; self-distillation 3.5; of text
+(60 tokens on the mean, 8 192 words in the head) 1, 1.5 and 2.5; RecAdam 2.5, MARS 1.5, R3F 4; of a
+mixture 3.5, 4 and 7. What a fine-tune has besides its steps (to load, to capture, to score) is 2.5
+s of a process, an encoder 3.
 
-    images   25k further × 5 + 46k distil × 8 + 15k others × 7.5 ms             = 600 s
-             143k tune × 3.5 + 22k × (4.5 + 6 + 6.5) ms                         = 870 s
-             sources, five × 30 s                                               = 150 s
-    text     18k further × 3 + 18k distil × 5 + 9k others × 5 ms                = 190 s
-             110k tune × 2.5 + 27k × (3.5 + 5 + 5) ms                           = 640 s
-             mixtures: 9k further × 6 + 18k distil × 10 + 44k tune × 5 ms       = 455 s
-             sources, five × 32 s                                               = 160 s
+    images   40k further × 1.2 + 73k distil × 3.5 + 24k others × 5 ms           = 430 s
+             154k tune × 1.2 + 19k × (2.5 + 1.5 + 4) ms                         = 335 s
+             700 fine-tunes × 2.5 + 250 encoders × 3 s, by 12                   = 210 s
+             sources, eight × 25 s                                              = 200 s
+    text     29k further × 1.5 + 29k distil × 2.5 + 14k others × 4 ms           = 170 s
+             108k tune × 1 + 24k × (2.5 + 1.5 + 4) ms                           = 300 s
+             mixtures: 14k further × 4 + 29k distil × 7 + 54k tune × 3.5 ms     = 450 s
+             640 fine-tunes × 2.5 + 190 encoders × 3 s, by 12                   = 180 s
+             sources, eight × 25 s, and byte pairs                              = 240 s
 
-That is 27 and 24 minutes. To fit them were cut, of what the digest has: rounds 4 and 5, 300 labels
-of the low-resource study, a second fine-tune of a seed outside images, text and gap, further steps
-than 1 200, and adaptation and fine-tuning as long as the paper's. If the measured time is larger,
-`adapt/supcon` goes first, then `adapt/low-resource`.
+That is 20 and 22 minutes. To fit them were cut, of what the digest has: rounds 4 and 5, 300 labels
+of the low-resource study, a second fine-tune of a seed, further steps than 1 200, and adaptation
+and fine-tuning as long as the paper's. If the measured time is larger, `adapt/supcon` goes first,
+then `adapt/low-resource`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from .targets import load_target
 
 BATCHES = {
     "image": ["images", "ablation", "rounds", "gap", "steps", "weight", "low-resource", "supcon"],
-    "text": ["text", "ablation", "moe"],
+    "text": ["text", "ablation-text", "moe"],
 }
 MEASURED = {"image": "usps", "text": "scierc"}
 STEPS = 20  # of a measurement, after as many that warm up
@@ -77,11 +77,9 @@ def count(scale: str, kind: str) -> Counter[Step]:
         study = import_module(f"{__package__}.{name.replace('-', '_')}").study
         whole = study.scale(scale)
         for arm in study.arms.values():
-            if pool.kind_of(arm["target"]) == kind:
-                settings = {**whole.settings, **arm, "sets": {}, "lr": 0, "longer": 1}
-                for key, asked in _asked(settings, whole.seeds, tables.POINTS[scale]).items():
-                    # One study may ask for more fine-tunes of an arm than another.
-                    seen[key] = max(seen.get(key, asked), asked)
+            for one in pool.each_of(arm):
+                settings = {**whole.settings, **one, "sets": {}, "lr": 0, "longer": 1}
+                seen |= _asked(settings, whole.seeds, tables.POINTS[scale])
     found: Counter[Step] = Counter()
     for step, number in seen.values():
         found[step] += round(number)

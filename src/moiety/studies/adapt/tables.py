@@ -1,8 +1,9 @@
 """What the studies of adaptation share: arms, one trial, its numbers, scales and the search.
 
-    study = adapt_study(name="adapt/images", arms=arms_of(SETS, METHODS), claims=[…], …)
+    study = adapt_study(name="adapt/images", arms=together(SETS, METHODS), claims=[…], …)
 
-An arm is a set and a method, "usps / self-distillation". A seed is a new source model, labelled
+An arm is a method on one set, or on several with the same settings: then its numbers are means
+over the sets, and the score of each set is told beside them. A seed is a new source model, labelled
 subset, validation split and fine-tunes; the fine-tunes of a seed are nested in it, their mean is
 its number, and intervals are over seeds.
 
@@ -20,7 +21,9 @@ What a batch of an H200 takes, see `projection`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from ...lab.claims import Claim
@@ -65,10 +68,15 @@ def arms_of(targets: Iterable[str], methods: Mapping[str, Settings]) -> dict[str
     }
 
 
+def together(targets: Sequence[str], methods: Mapping[str, Settings]) -> dict[str, Settings]:
+    """Every method, on all sets at once."""
+    return {method: {"target": list(targets), **words} for method, words in methods.items()}
+
+
 # -- a trial ---------------------------------------------------------------------------------------
 
 SCORE, JUDGED, VALIDATION = "score", "judged score", "validation score"
-GAP, JUDGED_GAP, DISTANCE = "gap", "judged gap", "distance"
+GAP, JUDGED_GAP, DISTANCE, RELATIVE = "gap", "judged gap", "distance", "log distance"
 TRAIN_LOSS, TEST_LOSS, JUDGED_LOSS = "training loss", "test loss", "judged test loss"
 METRICS = {
     SCORE: Metric("Test accuracy or F1", format=".1%"),
@@ -80,13 +88,23 @@ METRICS = {
     GAP: Metric("Test less training loss", better="lower", format=".3f"),
     JUDGED_GAP: Metric("The same, each seed on its part", better="lower", format=".3f"),
     DISTANCE: Metric("Distance from the source's weights", better="lower", format=".2f", split=""),
+    RELATIVE: Metric("Its natural logarithm", better="lower", format=".3f", split=""),
 }
 
 
 def run(running: Running) -> Metrics:
-    """Fine-tune the encoder of an arm and a seed as often as the scale says."""
-    settings = running.settings
-    searching = settings.get("stage") == "tune"
+    """Fine-tune the encoders of an arm and a seed as often as the scale says."""
+    sets = pool.each_of(running.settings)
+    searching = running.settings.get("stage") == "tune"
+    told = [run_set(running, settings, searching) for settings in sets]
+    means = {name: _mean([one[name] for one in told]) for name in METRICS}
+    if len(sets) == 1:
+        return means
+    return means | {each_score(one["target"]): t[SCORE] for one, t in zip(sets, told)}
+
+
+def run_set(running: Running, settings: Settings, searching: bool) -> dict[str, float | None]:
+    """The numbers of one set."""
     seed = SEARCHED if searching else running.seed
     case = pool.case_of(settings, seed, running.device)
     # Of its own in the search, and the same one for every study.
@@ -97,7 +115,7 @@ def run(running: Running) -> Metrics:
         pool.tuned(case, plan, tune, number, test=not searching, tick=running.tick)
         for number in numbers
     ]
-    running.curve.rewind(-1)
+    running.curve.rewind(-1)  # of several sets, the curve of the last
     for row in found[0]["curve"]:
         running.curve.append(**row)
     measure = TARGETS[case.target].measure
@@ -105,6 +123,16 @@ def run(running: Running) -> Metrics:
     if searching:  # the test stays closed
         return {**dict.fromkeys(METRICS), **told}
     return {**told, **tested(found, measure, seed % case.parts)}
+
+
+def each_score(target: str) -> str:
+    """The metric of one set of several."""
+    return f"score, {target}"
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def tested(found: list[dict[str, Any]], measure: str, part: int) -> dict[str, float]:
@@ -121,6 +149,7 @@ def tested(found: list[dict[str, Any]], measure: str, part: int) -> dict[str, fl
         GAP: test - train,
         JUDGED_GAP: own - train,
         DISTANCE: pool.mean_of(found, lambda one: one["distance"]),
+        RELATIVE: pool.mean_of(found, lambda one: math.log(one["distance"])),
     }
 
 
@@ -131,7 +160,7 @@ def _kind(steps: int, tune: int, batch: int, lr: float, **more: Any) -> dict[str
     """The settings of images or of texts at a scale."""
     return {
         "adapt_steps": steps,
-        "adapt_batch": batch,
+        "adapt_batch": 2 * batch,
         "adapt_lr": lr,
         "adapt_weight_decay": 0.01,
         "adapt_precision": "float32",
@@ -154,8 +183,8 @@ SCALES = {
             "parts": 2,
             "tunes": 1,
             "label_share": 0.02,  # of the labels that an arm of its own number has
-            "image": _kind(2, 2, 16, 1e-3),
-            "text": _kind(2, 2, 16, 1e-3, length=16),
+            "image": _kind(2, 2, 8, 1e-3),
+            "text": _kind(2, 2, 8, 1e-3, length=16),
         },
     ),
     "small": Scale(
@@ -166,20 +195,20 @@ SCALES = {
             "parts": 5,
             "tunes": 1,
             "label_share": 1.0,
-            "image": _kind(40, 25, 32, 1e-3),
-            "text": _kind(40, 25, 32, 1e-3, length=48),
+            "image": _kind(40, 25, 16, 1e-3),
+            "text": _kind(40, 25, 16, 1e-3, length=48),
         },
     ),
     "full": Scale(
-        seeds=5,
+        seeds=8,
         settings={
             "source": "full",
             "sets": {},
-            "parts": 5,
+            "parts": 8,
             "tunes": 1,
             "label_share": 1.0,
-            "image": _kind(600, 200, 64, 5e-4),
-            "text": _kind(600, 250, 64, 3e-4, length=128),
+            "image": _kind(600, 200, 32, 5e-4),
+            "text": _kind(600, 250, 32, 3e-4, length=128),
         },
     ),
 }
@@ -201,7 +230,7 @@ def search_of(arms: Mapping[str, Settings]) -> Search:
     """The same search for every arm."""
     spaces = {
         name: {
-            "lr": RATES[kind_of(settings["target"])],
+            "lr": RATES[kind_of(pool.each_of(settings)[0]["target"])],
             **OWN.get(settings.get("method", "plain"), {}),
         }
         for name, settings in arms.items()
@@ -221,25 +250,27 @@ def adapt_study(
     arms: Mapping[str, Settings],
     claims: Sequence[Claim],
     first: Sequence[str] = (),
-    tunes: int = 1,
     deviations: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Study:
     """A study of such trials.
 
     first    the metrics to show before the others
-    tunes    fine-tunes of a seed at full scale; where studies share a run, they share the first
     """
-    full = SCALES["full"]
-    scales = {**SCALES, "full": Scale(full.seeds, {**full.settings, "tunes": tunes})}
+    sets = dict.fromkeys(s["target"] for a in arms.values() for s in pool.each_of(a))
+    several = any(len(pool.each_of(a)) > 1 for a in arms.values())
+    each = {each_score(t): Metric(f"On {t}", format=".1%") for t in sets if several}
     return Study(
         name=name,
         title=title,
         question=question,
         run=run,
         arms=arms,
-        metrics={word: METRICS[word] for word in (*first, *(w for w in METRICS if w not in first))},
-        scales=scales,
+        metrics={
+            **{word: METRICS[word] for word in (*first, *(w for w in METRICS if w not in first))},
+            **each,
+        },
+        scales=SCALES,
         claims=claims,
         varies=(
             "source model",

@@ -183,7 +183,7 @@ def spread(labels: np.ndarray, seed: int) -> np.ndarray:
     return np.argsort(place, kind="stable")
 
 
-@lru_cache(maxsize=2)  # a worker runs trial after trial, mostly of one set
+@lru_cache(maxsize=4)  # a worker runs trial after trial, some of four sets
 def _read(name: str, side: int) -> _Read:
     problem, plan = load_problem(name), TARGETS[name]
     target = problem.targets[0]
