@@ -321,8 +321,19 @@ def test_a_table_that_is_cut_is_described(moiety, place):
     code, said, _ = moiety("anytime", *words, "--out", place / "out")
     assert code == 0
     assert "not used: note: the same in all rows" in said and "over 1 mega-batch (" in said
-    with pytest.raises(ValueError, match="has no form of its rows"):
-        load_current(place / "out")
+    code, said, err = moiety("anytime", "predict", place / "all.csv", "--out", place / "out")
+    assert code == 0 and len(answers(said)) == len(frame), err
+
+
+def test_a_table_that_was_cut_has_the_form_of_its_rows(tmp_path):
+    path = tmp_path / "all.csv"
+    pandas.concat([table(n) for n in range(4)]).to_csv(path, index=False)
+    problem = load_problem(path, targets="state", leaks="keep")
+    form = read_form(cut(problem, 2).form())
+    whole = torch.cat([problem_examples(problem, part).x for part in problem.splits.values()])
+    assert whole.shape[1:] == form.shape and form.classes == problem.targets[0].classes
+    rows = [{tuple(row) for row in x.tolist()} for x in (form.inputs(path), whole)]
+    assert rows[0] == rows[1]  # of all splits together, whatever their order
 
 
 def test_a_report_of_the_ledger(moiety, out, tmp_path):

@@ -96,8 +96,8 @@ def load_current(
         made = learner
     elif form is None:
         raise ValueError(
-            f"{out} has no form of its rows (a table that was cut by --batches has none, nor has a "
-            "reader of your own); give load_current the learner itself, and predict inputs"
+            f"{out} has no form of its rows (text that was cut has none, nor has a reader of your "
+            "own); give load_current the learner itself, and predict inputs"
         )
     else:
         made = _again(out, version, form, device) if learner is None else learner(form)

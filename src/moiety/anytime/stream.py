@@ -33,6 +33,7 @@ from .arrivals import DONE, Incomplete, candidates, prove
 from .data import Batch, Examples, problem_examples, shuffled, split_rows
 from .journal import Entry, Journal, Stamp
 from .readers import FORMS, Arrays, write_form
+from .tabular import Rows
 
 
 @dataclass(frozen=True)
@@ -127,16 +128,31 @@ class Cut(Stream):
         return f"part {number} of {self.batches}", self._take(self._parts[number - 1])
 
     def form(self) -> dict[str, Any] | None:
-        """Of images and of examples; the scales of a table are not known any more."""
+        """Of images, tables and examples; those of text have none."""
         data = self._data
         if isinstance(data, Examples):
             if not data.x.is_floating_point():
                 return None
             names = [str(number) for number in range(self.classes)]
             return write_form(Arrays(tuple(data.x.shape[1:]), names))
+        if data.kind == "table" and len(data.scales) == len(data.numbers):
+            return write_form(table_form(data))
         if data.shape is None:
             return None
         return write_form(Arrays(data.shape, data.targets[0].classes, data.mean, data.std))
+
+
+def table_form(data: Problem) -> Rows:
+    """What turns further rows of a table into inputs, as its own were."""
+    return Rows(
+        columns=[*data.numbers, *data.categories, data.targets[0].name],
+        target=data.targets[0].name,
+        classes=data.targets[0].classes,
+        scales=dict(zip(data.numbers, data.scales)),
+        dates=data.dates,
+        levels=dict(zip(data.categories, data.levels)),
+        unused={},
+    )
 
 
 def cut(

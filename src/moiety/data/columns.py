@@ -138,8 +138,13 @@ def _counts_rows(name: str, numbers: pandas.Series) -> bool:
     return whole and (steps or bool(ID_NAME.search(name)))
 
 
-def encode_numbers(frame: pandas.DataFrame, rows: Rows) -> dict[str, Tensor]:
-    """[N, F] of each split, with mean 0 and variance 1 in train; a gap becomes the mean, 0."""
+def encode_numbers(
+    frame: pandas.DataFrame, rows: Rows
+) -> tuple[dict[str, Tensor], list[tuple[float, float]]]:
+    """[N, F] of each split, with mean 0 and variance 1 in train; a gap becomes the mean, 0.
+
+    And mean and spread of each column.
+    """
     values = frame.to_numpy(np.float64)
     train = values[rows["train"]]
     known = np.isfinite(train).any(0)
@@ -148,15 +153,16 @@ def encode_numbers(frame: pandas.DataFrame, rows: Rows) -> dict[str, Tensor]:
     # Division by a spread that is only rounding would blow noise up.
     std = np.where(std > 1e-9 * np.maximum(1.0, np.abs(mean)), std, 1.0)
     scaled = np.clip(np.nan_to_num((values - mean) / std), -CUT, CUT).astype(np.float32)
-    return {split: torch.from_numpy(scaled[these]) for split, these in rows.items()}
+    scales = [*zip(mean.tolist(), std.tolist())]
+    return {split: torch.from_numpy(scaled[these]) for split, these in rows.items()}, scales
 
 
 def encode_categories(
     frame: pandas.DataFrame, rows: Rows, notes: list[str]
-) -> tuple[dict[str, Tensor], list[int]]:
-    """[N, C] ids of each split, and the number of ids of each column; 0 is unseen or missing."""
+) -> tuple[dict[str, Tensor], list[list[str]]]:
+    """[N, C] ids of each split, and the words of each column; the first is 1, 0 is unseen."""
     coded = np.zeros((len(frame), frame.shape[1]), dtype=np.int64)
-    cardinalities = []
+    kept: list[list[str]] = []
     for place, name in enumerate(frame):
         codes, words = frame[name].cat.codes.to_numpy(), frame[name].cat.categories
         train = codes[rows["train"]]
@@ -169,5 +175,5 @@ def encode_categories(
         ids = np.zeros(len(words) + 1, dtype=np.int64)  # the last is where code −1, missing, looks
         ids[levels] = np.arange(1, len(levels) + 1)
         coded[:, place] = ids[codes]
-        cardinalities.append(len(levels) + 1)
-    return {split: torch.from_numpy(coded[these]) for split, these in rows.items()}, cardinalities
+        kept.append([words[code] for code in levels])
+    return {split: torch.from_numpy(coded[these]) for split, these in rows.items()}, kept

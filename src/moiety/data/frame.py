@@ -159,6 +159,7 @@ def _table(
     notes: list[str],
 ) -> tuple[dict[str, Split], dict[str, Any]]:
     """Splits of numbers and categories, without the columns that give a target away."""
+    dates = [column for column in inputs if inputs[column].dtype.kind == "M"]
     inputs, columns = sort_columns(inputs, notes)
     # By the training rows only: what test holds must not choose the inputs.
     train = inputs[columns.numbers + columns.categories].iloc[rows["train"]]
@@ -175,13 +176,20 @@ def _table(
     )
     notes.extend(_describe(numbers, categories, columns, used))
     notes.extend(_say_leaks(found))
-    as_numbers = encode_numbers(used[numbers], rows)
-    as_categories, cardinalities = encode_categories(used[categories], rows, notes)
+    as_numbers, scales = encode_numbers(used[numbers], rows)
+    as_categories, levels = encode_categories(used[categories], rows, notes)
     splits = {
         split: Split({"numbers": as_numbers[split], "categories": as_categories[split]}, {})
         for split in rows
     }
-    fields = {"numbers": numbers, "categories": categories, "cardinalities": cardinalities}
+    fields = {
+        "numbers": numbers,
+        "scales": scales,
+        "dates": [column for column in dates if column in numbers],
+        "categories": categories,
+        "levels": levels,
+        "cardinalities": [len(words) + 1 for words in levels],
+    }
     return splits, {**fields, "leaks": found + repeats}
 
 

@@ -98,7 +98,10 @@ class Problem:
     std: tuple[float, ...] = ()
     # table
     numbers: list[str] = field(default_factory=list)  # names of the columns of inputs["numbers"]
+    scales: list[tuple[float, float]] = field(default_factory=list)  # mean and std of each number
+    dates: list[str] = field(default_factory=list)  # those numbers that are days since 1970
     categories: list[str] = field(default_factory=list)
+    levels: list[list[str]] = field(default_factory=list)  # the words of each category, from 1
     cardinalities: list[int] = field(default_factory=list)  # of each category, with 0 = unseen
     # text
     text: str | None = None
