@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,6 +34,22 @@ def compare(device, sizes):
                 found = kernel.rows(*there, gate, expert, k).cpu().transpose(1, 2).flatten(2)
                 assert not found[..., n:].any()
                 torch.testing.assert_close(found[..., :n], want, rtol=1e-11, atol=1e-11)
+
+
+def test_one_product_gives_loss_gradient_and_matrix(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    gate, theta = rates.GATES["tau 0.1"], fitter.starts(2, 2, 3, 2, "tanh", g).flatten(0, 1)
+    x, which = inputs(70, 2, g, 2), torch.tensor([1, 0, 0, 1])
+    problem = fitter.Problem(x, x.sum(-1), 3, gate, "tanh", theta[0])
+
+    def rows(theta, which, x, u, y, tau, gate, expert, k):  # in the kernel's place, pieces of 64
+        value, slopes = free_jacobian(unflat(theta, k, 2, gate), x.mT[which], gate, expert)
+        found = torch.cat([slopes, (value - y[which])[:, None]], 1)
+        return torch.nn.functional.pad(found, (0, 58)).unflatten(2, (2, 64)).transpose(1, 2)
+
+    monkeypatch.setitem(sys.modules, "moiety.studies.cosine.kernel", SimpleNamespace(rows=rows))
+    for found, want in zip(problem._quick_piece(theta, which), problem.normal(theta, which)):
+        torch.testing.assert_close(found, want)
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ def fit(
     problem = Problem(x, y, k, gate, expert, ends)
     if start is None:
         start = starts(len(x), restarts, k, x.shape[-1], expert, generator).to(x)
-    start = start.minimum(ends).maximum(-ends)
+    start = start.clamp(-ends, ends)
     if start.shape[1] > polish:
         theta, loss = descend(problem.first(search_points), start, iterations)
         best = loss.topk(polish, largest=False).indices
@@ -285,12 +285,12 @@ def step(theta: Tensor, gradient: Tensor, matrix: Tensor, diagonal: Tensor, ends
     change = -torch.cholesky_solve((gradient * free)[..., None], factor).squeeze(-1)
     change = change.masked_fill(failed[:, None] > 0, 0.0)  # no step: more damping comes next
     largest = change.abs().amax(-1, keepdim=True).clamp(min=LARGEST_STEP)
-    return (theta + change * (LARGEST_STEP / largest)).minimum(ends).maximum(-ends)
+    return (theta + change * (LARGEST_STEP / largest)).clamp(-ends, ends)
 
 
 def pushing_out(theta: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
     """Which parameters lie on the box with the loss falling outwards."""
-    return ((theta >= ends) & (gradient < 0)) | ((theta <= -ends) & (gradient > 0))
+    return (theta.abs() >= ends) & (theta * gradient < 0)
 
 
 def judge(problem: Problem, theta: Tensor, loss: Tensor, before: Tensor, noise: float) -> Fit:

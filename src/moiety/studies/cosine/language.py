@@ -70,9 +70,8 @@ class ByteModel(nn.Module):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         dim, heads = settings["dim"], settings["heads"]
-        self.embed = nn.Embedding(256, dim)
+        self.embed = nn.Parameter(torch.randn(256, dim) * 0.1)
         self.position = nn.Parameter(torch.randn(settings["length"], dim) * 0.1)
-        nn.init.normal_(self.embed.weight, std=0.1)
         self.blocks = nn.ModuleList(
             Block(dim, heads, layer(settings, dim)) for _ in range(settings["depth"])
         )
@@ -83,7 +82,9 @@ class ByteModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # bf16 on a GPU; routers work in fp32 all the same, and so does the loss.
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-            h = self.embed(x.long()) + self.position
+            # A product, not a lookup, whose gradient sorts the bytes, which cannot be captured.
+            one_hot = F.one_hot(x.long(), 256).to(self.embed.dtype)
+            h = one_hot @ self.embed + self.position
             for block in self.blocks:
                 h = block(h)
             return self.head(self.norm(h)).float()

@@ -21,7 +21,9 @@ from .fitter import Box, Descents, Problem, advance, begin, starts
 from .regression import Gate, free_count, inputs
 from .slopes import WIDER, Sizes
 
-SOONER = 0.25  # of the steps, as counted on a CPU: after these, fits of two atoms on two have ended
+# Shares of the steps after which most fits have ended, counted on a CPU at n = 3 000: of two atoms
+# on two, and of others, whose last ones take all steps.
+SOON, LATE = 0.25, 0.75
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,14 @@ class Work:
         return Work(times * self.steps, times * self.values)
 
     def seconds(self, speed: Speed, workers: int) -> float:
-        """At most: launches are shared out among the workers, the device is not."""
+        """Launches are shared out among the workers, the device is not."""
         return self.steps * speed.launches / workers + self.values * speed.value
 
 
 def work_of(settings: Settings, sizes: Sizes) -> Work:
-    """That of a trial; no more than what `slopes.measure` asks for."""
+    """That of a trial: about what `slopes.measure` asks for at all n."""
     effort, total = effort_of(settings, sizes), Work()
-    k, share = sizes.fitted, SOONER if sizes.fitted == sizes.true == 2 else 1.0
+    k, share = sizes.fitted, SOON if sizes.fitted == sizes.true == 2 else LATE
     once, twice = share * effort.iterations, 2 * share * effort.iterations
     for n in sizes.samples(settings["grid"]):
         few = min(n, effort.search_points)

@@ -6,7 +6,7 @@ reports slopes of log error on log n, each error for itself. The arm "stated rat
 theory says; nothing is measured in it.
 
 `python -m moiety.studies.cosine.rates full cuda 18m 8` prints, before anything is run, how long
-a scale takes at most with 8 workers, and how many seeds fit into 18 minutes. Seeds run one after
+a scale takes with 8 workers, and how many seeds fit into 18 minutes. Seeds run one after
 the other, and the later ones are of fewer cells (`DRAWS`).
 """
 
@@ -126,7 +126,7 @@ def tell_projected(scale: str, device: str, budget: str = "18m", workers: str = 
     whole = sum(work, Work()).seconds(found, int(workers))
     fit = seeds_within(seconds, work, found, int(workers))
     return (
-        f"{found}\n{chosen.seeds} true mixtures by {workers} workers: at most {whole / 60:.1f} min"
+        f"{found}\n{chosen.seeds} true mixtures by {workers} workers: about {whole / 60:.1f} min"
         f"\nseeds that fit into {budget}: {fit}"
     )
 
