@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from moiety.studies.cosine import identifiability, regression
-from moiety.studies.cosine.fitter import gauss_newton
 from moiety.studies.cosine.identifiability import ARMS, CLAIMS, FLAT, look
 from moiety.studies.cosine.regression import Gate, inputs, law, predict, unflat
 from moiety.studies.cosine.regression import flat as flatten
+from moiety.studies.cosine.spectrum import gauss_newton
 
 
 def seeded(seed=0):

@@ -17,8 +17,8 @@ from torch import Tensor
 from ...lab.claims import Claim, equivalent, greater
 from ...lab.study import Metric, Metrics, Running, Scale, Settings, Study
 from . import PAPER
-from .fitter import gauss_newton
 from .regression import Atoms, Gate, inputs, law, scores
+from .spectrum import gauss_newton
 
 DIM, POINTS = 3, 2000  # digest 5 §3
 FLAT = 1e-18  # of the largest eigenvalue; rounding leaves 1e-30, the smallest others 1e-12
