@@ -10,6 +10,7 @@ from moiety.anytime.backbones import crop_flip
 from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Fit, Training
 from moiety.anytime.together import numbers_of
+from moiety.train import norms
 from moiety.train.phased import Phased, Rules
 
 CLASSES, ROWS = 3, 90
@@ -161,6 +162,30 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence():
 
 
 # -- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norms_of_copies_are_one(training, monkeypatch):
+    layers = [nn.BatchNorm2d(3).train(training) for _ in range(2)]
+    for layer in layers:
+        nn.init.normal_(layer.weight)
+        nn.init.normal_(layer.bias)
+    params, buffers = torch.func.stack_module_state(layers)
+    seen, ours = [], norms._Norm.vmap
+    monkeypatch.setattr(
+        norms._Norm, "vmap", staticmethod(lambda *words: seen.append(1) or ours(*words))
+    )
+
+    def one(params, buffers, x):
+        with norms.Norms():
+            return torch.func.functional_call(layers[0], (params, buffers), (x,))
+
+    x = torch.randn(2, 5, 3, 4, 4)
+    found = torch.func.vmap(one)(params, buffers, x)
+    for i, layer in enumerate(layers):
+        torch.testing.assert_close(found[i], layer(x[i]))
+        torch.testing.assert_close(buffers["running_var"][i], layer.running_var)
+    assert seen == [1]
 
 
 @pytest.mark.gpu

@@ -22,7 +22,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,8 +35,9 @@ from .block import WARM, _balance, _explained, _routed, _stack
 from .draws import ByCounter, ByGenerator, Draws
 from .fit import _device
 from .graph import Graph, capture
-from .layers import HAVE_TRITON, LARGEST, Layers, pool_first
+from .layers import HAVE_TRITON, LARGEST, pool_first
 from .many import _column_of, _numbers
+from .norms import Norms
 from .stacked import OPTIMIZERS, Stacked
 
 AHEAD = 16  # steps whose row numbers are sent at once
@@ -101,7 +101,7 @@ class Phased:
         self.live: list[Tensor] = []  # all that a copy is, and below it as it was at its best
         self.kept: list[Tensor] = []
         self.kernels = self.device.type == "cuda" and HAVE_TRITON
-        self.modes: Any = Layers if self.kernels else nullcontext
+        self.modes: Any = Norms
         self.graphs: dict[tuple[str, int], Graph | None] = {}
         self.called: dict[tuple[str, int], int] = {}  # until a graph is captured
         self.captures = graph and self.kernels
