@@ -50,7 +50,9 @@ from .targets import TARGETS, Examples, Target, load_target
 
 RECIPE = 1  # of what trains here; a change of the code that trains otherwise adds one
 TUNE = 21  # what the seed of a case is used for, besides its own draws
-CAPTURE = True  # on a GPU, steps are repeated as CUDA graphs
+# On a GPU, whether steps are repeated as CUDA graphs: of dense models, of mixtures.
+CAPTURE = True
+CAPTURE_MIXTURES = False
 Plan = dict[str, Any]  # of an encoder, plain JSON; a teacher's is inside
 Tick = Callable[[float], None]
 
@@ -88,6 +90,9 @@ class Case:
         """The encoder that every arm starts from, to be read and not to be trained."""
         experts = json.dumps(self.experts, default=dict, sort_keys=True)
         return _start(self.source.path, self.seed, experts, self.device)
+
+    def captures(self) -> bool:
+        return CAPTURE if self.experts is None else CAPTURE_MIXTURES
 
     def home(self, plan: Plan | None) -> Path:
         """The folder of an encoder: some words to read, and a hash of all it depends on."""
@@ -220,7 +225,7 @@ def _adapt(home: Path, case: Case, plan: Plan, tick: Tick | None) -> None:
     rows = case.rows(encoder, case.open().labelled(case.seed, case.labels))
     words = {word: plan[word] for word in (*TRAINED, *MATCHED, "steps") if word in plan}
     words["seed"] = case.seed
-    course: dict[str, Any] = {"out": home / "course", "checks": 1, "capture": CAPTURE}
+    course: dict[str, Any] = {"out": home / "course", "checks": 1, "capture": case.captures()}
     if tick is not None:
         course["tick"] = lambda name, share: tick(share / 2)
     if plan["stage"] == "supcon":
@@ -287,7 +292,7 @@ def _tune(
         classes=target.classes,
         seed=step_seed(step_seed(case.seed, TUNE), number),
         checks=2,
-        capture=CAPTURE,
+        capture=case.captures(),
         tick=tick,
         **tune,
     )
