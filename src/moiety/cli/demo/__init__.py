@@ -239,6 +239,8 @@ def page(
         f"with {EXPERTS} experts in every block. Routers differ; the work for a patch does not: "
         f"experts at work × their width = {HIDDEN}, the width of the dense part. {CAVEAT}"
     )
+    if lived:
+        summary += " Below them, one model from its first experts to an attack."
     return routing_page(
         title="Routers on handwritten digits, at equal active FLOPs",
         summary=summary,

@@ -37,7 +37,7 @@ SUMMARY = (
 )
 NOTES = {
     "Error, mean": "over the times 1 to 10, on the test images: CER / B of Caccia et al. 2022",
-    "Parameters": "of the model at the end",
+    "Parameters": "of the model at the end; a classifier has no decoder, which fills patches in",
     "Training MFLOPs": "forward and backward, counted, over the whole stream",
 }
 
