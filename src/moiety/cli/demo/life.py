@@ -65,8 +65,8 @@ ADAPTED = TablePart(
         Column("distance", "Distance", ".2f"),
     ],
     notes={
-        "Turned digits": "accuracy on turned test images; one seed, and settings that were tried out on "
-        "them: no verdict (moiety adapt --method compare gives one)",
+        "Turned digits": "accuracy on turned test images; one seed, and settings that were tried "
+        "out on them: no verdict (moiety adapt --method compare gives one)",
         "Upright digits": "accuracy on the test images of before: what is forgotten",
         "Distance": "l2, of the encoder's weights from those that the stream has left",
     },
