@@ -33,18 +33,19 @@ def coupled(model: nn.Module | Target, x: Tensor, group: int = 1) -> str | None:
 
 
 def _probe(target: Target, x: Tensor, group: int) -> str | None:
-    """Compare a group behind copies of itself with the same one behind others.
+    """Compare a group behind copies of itself with the same one before them and behind others.
 
     All batches are of one size: sums of other sizes run in another order, and with products in TF32
     the difference can send a token to another expert.
     """
     target = target.watching(None)
     own = x[:group]
-    first, again, *rest = (
-        target(torch.cat([before] * PROBED + [own])).logits[-len(own) :]
-        for before in (own, own, own.flip(-1), torch.zeros_like(own))
-    )
-    if not torch.equal(first, again):
+    copies = target(torch.cat([own] * (PROBED + 1))).logits
+    again = target(torch.cat([own] * (PROBED + 1))).logits
+    first, *rest = copies[-len(own) :], copies[: len(own)]
+    for before in (own.flip(-1), torch.zeros_like(own)):
+        rest.append(target(torch.cat([before] * PROBED + [own])).logits[-len(own) :])
+    if not torch.equal(copies, again):
         return None  # a random model answers differently anyway
     # An expert that has more rows may add them up otherwise; what it drops is far above this.
     room = 4 * torch.finfo(_exact(target, x)).eps ** 0.5 * first.abs().max().clamp(min=1e-3)
