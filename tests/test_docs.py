@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+from moiety.studies.cosine import practice
 from moiety.testing import checks
 
 ROOT = Path(__file__).parent.parent
@@ -62,47 +63,93 @@ def test_a_test_that_does_not_exist_is_found():
     assert missing(f"`{contract}[*-no_such_check]`") == [f"{contract}[no_such_check]"]
 
 
-# -- docs/robustness.md ----------------------------------------------------------------------------
+# -- figures of results ----------------------------------------------------------------------------
 
 
 def means(study):
-    """arm: metric: mean over the seeds, in percent."""
-    found = json.loads((ROOT / "results" / f"robust-{study}.json").read_text())
+    """arm: metric: mean over the seeds."""
+    found = json.loads((ROOT / "results" / f"{study}.json").read_text())
     return {
-        arm["name"]: {name: 100 * m["mean"] for name, m in arm["metrics"].items()}
+        arm["name"]: {name: m["mean"] for name, m in arm["metrics"].items()}
         for arm in found["arms"]
     }
 
 
-def table(head):
-    """The rows of the table of docs/robustness.md that begins so, without the first cell."""
-    text = (ROOT / "docs" / "robustness.md").read_text()
-    lines = text[text.index(head) :].split("\n\n")[0].splitlines()[2:]
-    cells = [[cell.strip(" `%") for cell in line.strip("|").split("|")] for line in lines]
-    return {first: [float(one) for one in rest] for first, *rest in cells}
+def tables(page, head):
+    """The rows of each table of a page that begins so, without the first cell, as written."""
+    text = (ROOT / "docs" / page).read_text()
+    parts = [part for part in text.split("\n\n") if part.startswith(head)]
+    assert parts, head
+    found = []
+    for part in parts:
+        lines = part.splitlines()[2:]
+        cells = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
+        found.append({first: rest for first, *rest in cells})
+    return found
 
 
 def near(written, measured):
-    """Whether figures are the measured ones, to one digit after the point."""
-    return len(written) == len(measured) and all(
-        abs(a - b) < 0.051 for a, b in zip(written, measured)
-    )
+    """Whether figures are the measured ones, to the last digit that is written."""
+
+    def agree(cell, value):
+        number = cell.replace("−", "-").removesuffix(" %")
+        digits = len(number.partition(".")[2])
+        scale = 100 if cell.endswith("%") else 1
+        return abs(float(number) - scale * value) < 0.51 * 10**-digits
+
+    return len(written) == len(measured) and all(map(agree, written, measured))
+
+
+# -- docs/robustness.md ----------------------------------------------------------------------------
 
 
 def test_the_routers_under_attack_are_those_that_were_measured():
     columns = ["clean accuracy", "error at 1/255", "error at 2/255", "change at 2/255"]
     columns += ["dropped without attack"]
-    found, written = means("routers"), table("| router |")
+    found, (written,) = means("robust-routers"), tables("robustness.md", "| router |")
     assert set(written) == set(found)
     for router, row in written.items():
         assert near(row, [found[router][name] for name in columns]), router
 
 
 def test_adversarial_training_costs_what_was_measured():
-    found, written = means("adversarial-training"), table("| ε |")
+    found, (written,) = means("robust-adversarial-training"), tables("robustness.md", "| ε |")
     arms = ["ViT", "V-MoE", "adversarial ViT", "adversarial ViT++", "adversarial V-MoE"]
     assert list(written) == ["0", "1/255", "2/255", "4/255", "8/255"]
     for eps, row in written.items():
         name = "clean error" if eps == "0" else f"error at {eps}"
-        assert near(row, [found[arm][name] for arm in arms]), eps
-    assert not near(written["0"], [found[arm]["error at 1/255"] for arm in arms])
+        assert near(row, [100 * found[arm][name] for arm in arms]), eps
+    assert not near(written["0"], [100 * found[arm]["error at 1/255"] for arm in arms])
+
+
+# -- docs/cosine.md --------------------------------------------------------------------------------
+
+
+def test_the_rates_of_gates_are_those_that_were_measured():
+    found, (exact, over) = means("cosine-rates"), tables("cosine.md", "| gate |")
+    columns = ["function", "gate raw, single", "gate direction, single", "expert, single"]
+    for gate, row in exact.items():
+        assert near(row, [found[f"{gate}, exact"][name] for name in columns]), gate
+    columns = ["function", "expert, single", "expert, shared"]
+    for gate, row in over.items():
+        assert near(row, [found[f"{gate}, over"][name] for name in columns]), gate
+    assert {f"{g}, exact" for g in exact} | {f"{g}, over" for g in over} <= set(found)
+    assert len(exact) == 7 and len(over) == 5
+
+
+def test_routers_in_practice_are_those_that_were_measured():
+    (language,) = tables("cosine.md", "| router | bits")
+    (vision,) = tables("cosine.md", "| router | accuracy")
+    result = json.loads((ROOT / "results" / "cosine-language.json").read_text())
+    spreads = practice.spread(result, "bits per byte")
+    found = means("cosine-language")
+    assert set(language) == set(found)
+    for arm, row in language.items():
+        mine = found[arm]
+        want = [mine["bits per byte"], spreads[arm], mine["switch rate"], mine["entropy"]]
+        assert near(row, want), arm
+    found = means("cosine-vision")
+    assert set(vision) == set(found)
+    for arm, row in vision.items():
+        columns = ["accuracy", "validation accuracy", "switch rate"]
+        assert near(row, [found[arm][name] for name in columns]), arm
