@@ -4,7 +4,8 @@
 
 The product of a layer's forward pass, and the sums over rows of its weights' gradient, for sizes of
 small and of large experts with rows spread evenly. The two are timed in turns; a figure is the
-median over turns, and "ratio" is torch's time through ours. TF32 as torch has it, off and on.
+median over turns, and "ratio" is torch's time through ours. TF32 as torch has it, off and on; where
+it is on and experts are wide, torch is faster, and a layer takes torch's (experts/grouped.py).
 """
 
 from __future__ import annotations
@@ -45,13 +46,16 @@ def pairs(
     a_NI, g_NO = (torch.randn(rows, width, device=device) for width in (inputs, outputs))
     w_EOI = torch.randn(experts, outputs, inputs, device=device)
     ends_E = (torch.arange(1, experts + 1, device=device) * (rows // experts)).int()
+    product, outer = grouped_mm, grouped_outer
+    if device == "cuda":
+        from moiety.experts.kernels import outer, product
     return {
         "product": (
-            lambda: grouped_mm(a_NI, w_EOI, ends_E),
+            lambda: product(a_NI, w_EOI, ends_E),
             lambda: F.grouped_mm(a_NI, w_EOI.transpose(1, 2), offs=ends_E),
         ),
         "sums": (
-            lambda: grouped_outer(g_NO, a_NI, ends_E),
+            lambda: outer(g_NO, a_NI, ends_E),
             lambda: F.grouped_mm(g_NO.t(), a_NI, offs=ends_E),
         ),
     }

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from moiety import MoE
 from moiety.cost import forward_flops
+from moiety.experts import grouped
 from moiety.experts.grouped import grouped_mm, grouped_outer
 
 CASES = [  # experts, outputs, inputs, rows of each expert, rows of nobody
@@ -53,6 +55,25 @@ def test_the_kernels_agree_with_plain_products_in_tritons_interpreter():
     path = os.pathsep.join([here, os.path.dirname(here), *filter(None, sys.path)])
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("tf32", "width", "capturing", "ours"),
+    [
+        (False, 4096, False, True),
+        (True, 256, False, True),
+        (True, 1024, False, False),  # torch is faster there
+        (True, 1024, True, True),  # and cannot be captured
+    ],
+)
+def test_who_multiplies_on_a_gpu(monkeypatch, tf32, width, capturing, ours):
+    monkeypatch.setattr(grouped, "KERNELS", True)
+    matmul = SimpleNamespace(fp32_precision="tf32" if tf32 else "ieee")
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    a = SimpleNamespace(is_cuda=True, dtype=torch.float32, shape=(8, width))
+    b = SimpleNamespace(shape=(2, 2 * width, width))
+    assert grouped._own(a, b, grouped.WIDE_PRODUCT) == ours
 
 
 @pytest.mark.gpu

@@ -20,6 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 KERNELS = bool(importlib.util.find_spec("triton"))  # it comes with torch for GPUs
+# Of both widths: where TF32 is on, torch is faster from here on, though it waits for the host
+# (results/grouped.json).
+WIDE_PRODUCT, WIDE_SUMS = 1024, 512
 
 
 def grouped_mm(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
@@ -48,14 +51,18 @@ def native(dtype: torch.dtype, device: torch.device, *widths: int) -> str | None
     return None
 
 
-def _by_library(a: Tensor, b: Tensor) -> bool:
+def _by_library(a: Tensor, b: Tensor, wide: int) -> bool:
     """Whether the library's kernel multiplies these rows with their other factor."""
-    return not _own(a) and native(a.dtype, a.device, a.shape[1], *b.shape[1:]) is None
+    return native(a.dtype, a.device, a.shape[1], *b.shape[1:]) is None and not _own(a, b, wide)
 
 
-def _own(t: Tensor) -> bool:
+def _own(a: Tensor, b: Tensor, wide: int) -> bool:
     """Whether our kernels do: in float32 on a GPU, where the library's wait for the host."""
-    return KERNELS and t.is_cuda and t.dtype == torch.float32
+    if not (KERNELS and a.is_cuda and a.dtype == torch.float32):
+        return False
+    slower = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    slower = slower and min(a.shape[1], b.shape[1]) >= wide
+    return not slower or torch.cuda.is_current_stream_capturing()
 
 
 def _dense_rows(t: Tensor) -> Tensor:
@@ -74,7 +81,7 @@ class _Product(torch.autograd.Function):
     def forward(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
         if a_NI.shape[0] == 0:
             return a_NI.new_zeros(0, w_EOI.shape[1])
-        if _by_library(a_NI, w_EOI):
+        if _by_library(a_NI, w_EOI, WIDE_PRODUCT):
             return F.grouped_mm(_dense_rows(a_NI), w_EOI.transpose(1, 2), offs=ends_E)
         return product_by_expert(a_NI, w_EOI, ends_E)
 
@@ -98,7 +105,7 @@ class _Outer(torch.autograd.Function):
     def forward(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
         if a_NI.shape[0] == 0:
             return a_NI.new_zeros(ends_E.shape[0], g_NO.shape[1], a_NI.shape[1])
-        if _by_library(a_NI, g_NO):
+        if _by_library(a_NI, g_NO, WIDE_SUMS):
             return F.grouped_mm(_dense_rows(g_NO).t(), _dense_rows(a_NI), offs=ends_E)
         return outer_by_expert(g_NO, a_NI, ends_E)
 
@@ -116,11 +123,13 @@ class _Outer(torch.autograd.Function):
 
 @torch.library.custom_op("moiety::product_by_expert", mutates_args=())
 def product_by_expert(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
-    if _own(a_NI):
+    if _own(a_NI, w_EOI, WIDE_PRODUCT):
         from . import kernels
 
         return kernels.product(a_NI, w_EOI, ends_E)
-    if _by_library(a_NI, w_EOI):  # compiled code comes here in fp32, where eager can do it
+    if _by_library(
+        a_NI, w_EOI, WIDE_PRODUCT
+    ):  # compiled code comes here in fp32, where eager can do it
         return F.grouped_mm(_dense_rows(a_NI), w_EOI.transpose(1, 2), offs=ends_E)
     out = a_NI.new_empty(a_NI.shape[0], w_EOI.shape[1])
     start = 0
@@ -137,11 +146,11 @@ def _(a_NI: Tensor, w_EOI: Tensor, ends_E: Tensor) -> Tensor:
 
 @torch.library.custom_op("moiety::outer_by_expert", mutates_args=())
 def outer_by_expert(g_NO: Tensor, a_NI: Tensor, ends_E: Tensor) -> Tensor:
-    if _own(a_NI):
+    if _own(a_NI, g_NO, WIDE_SUMS):
         from . import kernels
 
         return kernels.outer(g_NO, a_NI, ends_E)
-    if _by_library(a_NI, g_NO):
+    if _by_library(a_NI, g_NO, WIDE_SUMS):
         return F.grouped_mm(_dense_rows(g_NO).t(), _dense_rows(a_NI), offs=ends_E)
     out = a_NI.new_empty(ends_E.shape[0], g_NO.shape[1], a_NI.shape[1])
     start = 0

@@ -23,6 +23,7 @@ BLOCK = 1024
 FORWARD = {"M": 128, "K": 32, "num_warps": 4, "num_stages": 3}
 BACKWARD = {"M": 128, "K": 128, "num_warps": 4, "num_stages": 1}
 IMAGES = 32
+WIDEST = 256  # weights of a tile, if its channels alone are not more: twice of it takes the memory
 
 
 @triton.jit
@@ -229,7 +230,8 @@ def _span(channels: int, size: int, out: int, columns: int) -> int:
         depth = -(-channels * size * (size + span - 1) // 32) * 32
         return depth / span * (1 + _tile(span * out) / 64)
 
-    return min((span for span in range(1, 9) if columns % span == 0), key=cost)
+    fit = (s for s in range(1, 9) if columns % s == 0 and (s == 1 or _tile(s * out) <= WIDEST))
+    return min(fit, key=cost)
 
 
 def pool(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
