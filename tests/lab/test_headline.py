@@ -60,6 +60,7 @@ def test_lower_may_be_better_and_a_count_has_no_best():
     assert answers(result(values, better="lower"))["Best"].startswith("dense: ")
     said = answers(result(values, better=""))
     assert "Best" not in said and said["Found"].startswith("dense: Accuracy 80.0%")
+    assert "Cost" not in said  # of which arm would it be?
 
 
 def test_claims_that_are_not_about_dense_are_counted():

@@ -39,12 +39,12 @@ def answers(result: Result) -> dict[str, str]:
         said["Best"] = f"{ahead}{_value(result, best)}."
         said["How sure"] = f"{_sure(result, others, apart)} {_claims(result)}".strip()
     else:
-        best = next(iter(means))
+        best = next(iter(means)) if len(means) == 1 else None  # no arm is: no cost is that of all
         named = [_value(result, name) for name in list(means)[:FEW]]
         rest = f"; {len(means) - FEW} more below" if len(means) > FEW else ""
         said["Found"] = f"{'; '.join(named)}{rest}."
         said["How sure"] = _claims(result) or f"{_seeds(result)}, and nothing to compare with."
-    return said | _cost(result, best)
+    return said | (_cost(result, best) if best else {})
 
 
 def _value(result: Result, name: str) -> str:
