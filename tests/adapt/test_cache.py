@@ -58,6 +58,23 @@ def test_it_holds_what_the_teacher_says_of_every_example(tmp_path, kind, match):
     assert not tmp_path.exists()
 
 
+def test_values_that_lie_on_a_device_are_those_of_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(Cached, "_room", lambda self: torch.full(self.cache.key.shape, torch.nan))
+    torch.manual_seed(0)
+    _, data, first = opened("image", tmp_path)
+    first.build(data)
+    lines = first.cache.lines_path.read_text().splitlines(keepends=True)
+    first.cache.lines_path.write_text("".join(lines[:2]))  # as if it had been killed there
+    torch.manual_seed(0)
+    _, data, again = opened("image", tmp_path)
+    asked, real = [], again.represent
+    again.represent = lambda data, rows: asked.append(len(rows)) or real(data, rows)
+    again.build(data)
+    assert len(asked) == len(lines) - 2 > 0
+    for cached in (first, again):
+        assert torch.equal(cached.values, cached.cache.take(torch.arange(len(data))))
+
+
 def test_it_goes_on_where_it_was_broken_off(tmp_path):
     _, data, whole = opened("text", tmp_path / "whole")
     whole.build(data)

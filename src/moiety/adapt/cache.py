@@ -2,7 +2,7 @@
 
     key = Key(teacher=teacher.weights_key(), input=inputs.digest, layer="cls", shape=(n, d))
     cache = Cache.open(folder, key)          # a cache of another teacher raises
-    cache.build(represent)                   # what is missing; a kill at any moment costs one chunk
+    cache.build(represent)                   # what is missing; a kill costs the chunks in flight
     cache.take(rows)                         # [B, D] or [B, L, D]
 
     header.json     what is cached: the key
@@ -19,6 +19,7 @@ import json
 import math
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 CHUNK = 32 * 2**20  # bytes that are written at once
 DTYPES = ("float32", "bfloat16", "float16")
 BATCH = 64  # examples that a teacher sees at once
+WRITERS = 3  # threads, and chunks that wait for one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,21 +97,25 @@ class Cache:
         self, represent: Callable[[Tensor], Tensor], tick: Callable[[float], None] | None = None
     ) -> None:
         """Compute what is missing; `represent` gives the records of some rows."""
-        missing = [c for c in range(self.chunks) if c not in self.whole()]
+        whole = self.whole()
+        missing = [c for c in range(self.chunks) if c not in whole]
         if missing:
             self._reserve()
-        with open(self._touched(), "r+b") as file, ThreadPoolExecutor(1) as pool:
-            writing: Future | None = None
-            for done, chunk in enumerate(missing, 1):
-                parts = [represent(rows) for rows in self.rows_of(chunk).split(self.batch)]
-                made = torch.cat([part.to(self.key.torch_dtype) for part in parts]).cpu()
-                if writing is not None:
-                    writing.result()  # the disk works while the next chunk is computed
-                writing = pool.submit(self._write, file.fileno(), chunk, made)
-                if tick:
-                    tick(done / len(missing))
-            if writing is not None:
-                writing.result()
+        with open(self._touched(), "r+b") as file, ThreadPoolExecutor(WRITERS) as pool:
+            # Chunks are fetched, hashed and written while the next ones are computed.
+            writing: deque[Future[str]] = deque()
+            try:
+                for done, chunk in enumerate(missing, 1):
+                    parts = [represent(rows) for rows in self.rows_of(chunk).split(self.batch)]
+                    made = torch.cat([part.to(self.key.torch_dtype) for part in parts])
+                    writing.append(pool.submit(self._write, file.fileno(), chunk, made))
+                    if len(writing) > WRITERS:
+                        io.append_line(self.lines_path, writing.popleft().result())
+                    if tick:
+                        tick(done / len(missing))
+            finally:  # what is computed is kept, whatever happened
+                for one in writing:
+                    io.append_line(self.lines_path, one.result())
         self.mapped = self._map()
 
     def whole(self) -> set[int]:
@@ -124,15 +130,14 @@ class Cache:
     def rows_of(self, chunk: int) -> Tensor:
         return torch.arange(chunk * self.rows, min((chunk + 1) * self.rows, self.key.shape[0]))
 
-    def _write(self, file: int, chunk: int, made: Tensor) -> None:
+    def _write(self, file: int, chunk: int, made: Tensor) -> str:
+        """Put a chunk on the disk, and return its line: where that is, there is a whole chunk."""
         data = _bytes(made)
         start, written = chunk * self.rows * self.record, 0
         while written < len(data):
             written += os.pwrite(file, data[written:], start + written)
         os.fsync(file)
-        # The line after the values: where there is a line, there is a whole chunk.
-        told = {"chunk": chunk, "sha256": hashlib.sha256(data).hexdigest()}
-        io.append_line(self.lines_path, json.dumps(told))
+        return json.dumps({"chunk": chunk, "sha256": hashlib.sha256(data).hexdigest()})
 
     def _checksum(self, chunk: int) -> str | None:
         """The checksum of what the disk holds of a chunk."""
@@ -216,6 +221,13 @@ def batches(encoder: Encoder, data: Any, size: int = BATCH) -> Iterator[Batch]:
     """All examples in order, processed."""
     for rows in torch.arange(len(data)).split(size):
         yield encoder.batch(data.take(rows))
+
+
+def digest_of(name: str, value: Tensor) -> str:
+    """A hash of a tensor and its name."""
+    digest = hashlib.sha256()
+    _update(digest, name, value)
+    return digest.hexdigest()
 
 
 def _update(digest: Any, name: str, value: Tensor) -> None:

@@ -16,12 +16,15 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from .cache import digest_of
 
 Batch = dict[str, Tensor]
 
@@ -166,12 +169,10 @@ class Encoder(ABC):
 
     def weights_key(self) -> str:
         """A hash of the trunk's weights and buffers: the name of a teacher."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.trunk.state_dict().items()):
-            flat = tensor.detach().cpu().contiguous().flatten()
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-        return digest.hexdigest()
+        state = sorted(self.trunk.state_dict().items())
+        with ThreadPoolExecutor() as pool:  # a hash of much lets others run
+            digests = pool.map(lambda named: digest_of(*named), state)
+            return hashlib.sha256("".join(digests).encode()).hexdigest()
 
     def save(self, folder: str | Path) -> None:
         """Write model and processor, for `transformers` (an upcycled model: `moiety.load`)."""

@@ -60,14 +60,32 @@ class Cached(Teacher):
 
     def build(self, data: Any, tick: Callable[[float], None] | None = None) -> None:
         """Compute what the cache lacks."""
-        self.cache.build(lambda rows: self.represent(data, rows), tick)
-        mapped = self.cache.mapped
-        assert mapped is not None
+        self.values = self._room()
+        kept = torch.ones(len(data), dtype=torch.bool)  # on the disk, from an earlier run
+
+        def represent(rows: Tensor) -> Tensor:
+            made = self.represent(data, rows)
+            if self.values is not None:
+                self.values[rows.to(self.device)] = made.to(self.values.dtype)
+                kept[rows] = False
+            return made
+
+        self.cache.build(represent, tick)
+        if self.values is not None:
+            rows = kept.nonzero().squeeze(1)
+            self.values[rows.to(self.device)] = self.cache.take(rows).to(self.device)
         if self.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.device)
-            if self.cache.key.bytes < SHARE * free:
-                self.values = mapped.to(self.device)
-            self.encoder.to("cpu")  # its work is done
+            self.encoder.to("meta")  # its work is done: the memory of its weights is free
+
+    def _room(self) -> Tensor | None:
+        """Where the values will lie on a GPU, where they are small."""
+        if self.device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(self.device)
+        key = self.cache.key
+        if key.bytes >= SHARE * free:
+            return None
+        return torch.empty(key.shape, dtype=key.torch_dtype, device=self.device)
 
     @torch.no_grad()
     def represent(self, data: Any, rows: Tensor) -> Tensor:
