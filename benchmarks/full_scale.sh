@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Run the studies of a batch at full scale, side by side on one GPU:
+#
+#     bash benchmarks/full_scale.sh mnist
+#
+#     cosine                                      cosine/*
+#     robust                                      robust/*, after robust/models, which they attack
+#     mnist, cifar, language                      anytime/*
+#     images, text                                adapt/*
+#
+# Small models leave most of a GPU idle. So many processes share it, by NVIDIA's MPS where there is
+# one. All of it may be killed; the same command goes on. A study ends in runs/<study>/full, and what
+# it said on the way is in runs/log. SCALE=smoke DEVICE=cpu tries a batch out in minutes; PYTHON is
+# what runs it.
+set -u
+batch=${1:-} scale=${SCALE:-full} device=${DEVICE:-cuda} python=${PYTHON:-python} logs=runs/log
+export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false  # of each process
+names=() pids=() failed=0
+
+begin() {  # NAME COMMAND…, in the background
+  names+=("$1") && shift
+  "$@" >>"$logs/${names[-1]}.log" 2>&1 &
+  pids+=($!)
+}
+
+study() {  # NAME WORKERS OPTION…
+  local name=$1 workers=$2 && shift 2
+  begin "${name/\//--}" "$python" -m moiety study run "$name" \
+    --scale "$scale" --device "$device" --workers "$workers" "$@"
+}
+
+part() {  # WORDS…, where other processes share what it makes; smaller scales keep nothing
+  [ "$scale" != full ] || begin "$1" "$python" -m "moiety.studies.$@"
+}
+
+await() {  # for all that was begun
+  for i in "${!pids[@]}"; do
+    if wait "${pids[$i]}"; then said=done; else said="failed, see $logs/${names[$i]}.log" failed=1; fi
+    echo "${SECONDS} s: ${names[$i]} $said"
+  done
+  names=() pids=()
+}
+
+share() {  # the GPU, for as long as this runs
+  command -v nvidia-cuda-mps-control >/dev/null || return
+  CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && export CUDA_MPS_PIPE_DIRECTORY
+  export CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+  nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control' EXIT && return
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+}
+
+mkdir -p "$logs"
+[ "$device" = cpu ] || share
+case $batch in
+cosine)
+  study cosine/identifiability 1
+  study cosine/language 3 --pilot 2 --most 8
+  study cosine/vision 2 --pilot 2 --most 9
+  study cosine/rates 7
+  study cosine/worst-case 3
+  ;;
+robust)
+  study robust/theory 1
+  study robust/models 12 --seeds 6
+  await
+  for name in pgd adversarial-training autopgd experts routing-change auxiliary routers attribution; do
+    study robust/$name 2 --pilot 2 --most 6
+  done
+  ;;
+mnist)
+  part anytime.courses full "$device" 12 mnist adaptive-wait
+  await
+  study anytime/mnist 1
+  study anytime/adaptive-wait 1
+  study anytime/routers 2
+  ;;
+cifar)
+  part anytime.courses full "$device" 6 cifar replay-cifar replay-mnist
+  await
+  study anytime/cifar 1
+  study anytime/replay 1
+  ;;
+language)
+  study anytime/language 8
+  study anytime/sequential 5
+  ;;
+images)
+  study adapt/theory 1
+  part adapt.preparing full "$device" 12 image
+  await
+  study adapt/images 4
+  for name in ablation rounds gap steps weight low-resource supcon; do study adapt/$name 2; done
+  ;;
+text)
+  part adapt.preparing full "$device" 12 text
+  await
+  study adapt/text 6
+  study adapt/ablation-text 3
+  study adapt/moe 6
+  ;;
+*)
+  sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0"
+  exit 2
+  ;;
+esac
+await
+exit "$failed"

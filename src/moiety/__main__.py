@@ -1,0 +1,5 @@
+"""`python -m moiety` is the command `moiety`."""
+
+from .cli import main
+
+main()
