@@ -76,6 +76,18 @@ def test_a_result_from_a_store_on_disk(tmp_path):
     assert result["spent"]["main"]["trials"] == len(store.finished()) + len(store.failed())
 
 
+def test_what_was_trained_before_counts_as_long_as_it_took(tmp_path):
+    study, store = make_study(), Store(tmp_path)
+    trials = make_trials(study, 2)
+    for trial in trials:
+        words = {"duration": 0.1, "versions": {}, "extra": {"seconds": 60.0 + trial.seed}}
+        store.finish(trial, {"accuracy": 0.9, "loss": None}, **words)
+    about = {"scale": "small", "plan": PLAN, "looks": [], "command": "moiety study run"}
+    result = summarise(study, store, trials, **about)
+    assert arm(result, "a")["cost"]["seconds"] == 60.5
+    assert result["spent"]["main"]["seconds"] == 60.5 * len(trials)
+
+
 def test_a_curve_has_the_steps_that_all_seeds_have(tmp_path):
     study, store = make_study(), Store(tmp_path)
     trials = make_trials(study, 2, ["a", "b"])

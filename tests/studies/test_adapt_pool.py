@@ -233,3 +233,10 @@ def test_contrast_brings_the_examples_of_a_class_together():
 
     assert loss(after) < loss(one.start()) - 0.02
     assert same(contrast.contrast(one.start(), rows, steps=40, **words), after)
+
+
+def test_products_are_in_tf32_while_it_trains_and_not_after():
+    before = torch.backends.cuda.matmul.allow_tf32
+    with pool.tf32():
+        assert torch.backends.cuda.matmul.allow_tf32
+    assert torch.backends.cuda.matmul.allow_tf32 == before is False

@@ -96,6 +96,7 @@ def test_what_repeats_an_example_of_validation_is_left_out():
     words = [{text.split()[1] for text in part} for part in (held, rest)]
     assert not words[0] & words[1] and words[0] | words[1] == {str(i) for i in range(30)}
     assert len(target.validation(0)) == 20
+    assert target.validation(0, 7).inputs == target.validation(0).inputs[:7]  # as many as labels
 
 
 def test_a_seed_is_a_new_draw_and_the_same_draw_again():

@@ -74,7 +74,8 @@ def test_a_single_model_of_the_ladder_saves_nothing_against_itself(tmp_path):
 def test_errors_between_two_costs():
     points = [(100.0, 0.1), (1.0, 0.5)]
     assert vision.interpolate(points, 10.0) == pytest.approx(0.3)
-    assert vision.interpolate(points, 0.5) == 0.5 and vision.interpolate(points, 1e6) == 0.1
+    assert vision.interpolate(points, 0.95) == 0.5 and vision.interpolate(points, 105.0) == 0.1
+    assert vision.interpolate(points, 0.5) is None and vision.interpolate(points, 150.0) is None
 
 
 def test_arms_of_a_cell_are_computed_once(tmp_path):

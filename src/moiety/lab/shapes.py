@@ -129,6 +129,7 @@ TRAJECTORIES = Each({"step": [count], "values": [[number]]})
 GATE = {"selected": number, "binary": Maybe(yes_or_no), "binary_step": Maybe(count)}
 EXTRA = {
     **dict.fromkeys(COST, Maybe(number)),
+    "seconds": number,
     "loads": LOADS,
     "trajectories": TRAJECTORIES,
     "similarity": similarity,

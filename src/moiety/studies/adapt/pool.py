@@ -23,7 +23,8 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -198,6 +199,17 @@ def tune_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 # -- encoders --------------------------------------------------------------------------------------
 
 
+@contextmanager
+def tf32() -> Iterator[None]:
+    """Products of float32 in TF32 on a GPU, whoever trains; afterwards as before."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, True
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
+
+
 def adapted(case: Case, plan: Plan | None, tick: Tick | None = None) -> Encoder:
     """The encoder of a plan: loaded where it is, else trained and kept; so its teacher before."""
     if plan is None:
@@ -213,7 +225,7 @@ def make(case: Case, plan: Plan | None, tick: Tick | None = None) -> None:
     home = case.home(plan)
     make(case, plan.get("teacher"), tick)
     # Who wants it at the same time waits, however long that is, and then finds it.
-    with io.lease(home, wait=math.inf):
+    with io.lease(home, wait=math.inf), tf32():
         if not (home / "adapted.json").exists():
             _adapt(home, case, plan, tick)
 
@@ -270,7 +282,7 @@ def tuned(
     path = home / "found.json"
     if not path.exists():
         make(case, plan, tick)
-        with io.lease(home, wait=math.inf):
+        with io.lease(home, wait=math.inf), tf32():
             if not path.exists():
                 io.write_json(path, {"asked": asked, **_tune(case, plan, tune, number, test, tick)})
     return io.read_json(path)
@@ -288,7 +300,7 @@ def _tune(
     found = finetune(
         encoder,
         case.rows(encoder, target.labelled(case.seed, case.labels)),
-        validation=case.rows(encoder, target.validation(case.seed)),
+        validation=case.rows(encoder, target.validation(case.seed, case.labels)),
         classes=target.classes,
         seed=step_seed(step_seed(case.seed, TUNE), number),
         checks=2,

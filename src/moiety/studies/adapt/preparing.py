@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from typing import Any
 
@@ -63,13 +64,14 @@ def _encoder(asked: tuple[dict[str, Any], int, str]) -> None:
 def main(scale: str, device: str, workers: str, *kinds: str) -> None:
     """Make sources, then encoders, and say how long each took."""
     began, say = time.monotonic(), Console(highlight=False).print
-    with multiprocessing.get_context("spawn").Pool(int(workers)) as crew:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(int(workers), spawn) as crew:  # it ends where a worker is killed
         for kind in kinds or tuple(BATCHES):
             asked = encoders(scale, kind)
             seeds = sorted({seed for _, seed in asked})
-            crew.map(_source, [(kind, seed, scale, device) for seed in seeds], chunksize=1)
+            list(crew.map(_source, [(kind, seed, scale, device) for seed in seeds]))
             say(f"{kind}: {len(seeds)} sources, {time.monotonic() - began:.0f} s")
-            crew.map(_encoder, [(*one, device) for one in asked], chunksize=1)
+            list(crew.map(_encoder, [(*one, device) for one in asked]))
             say(f"{kind}: {len(asked)} encoders, {time.monotonic() - began:.0f} s")
 
 

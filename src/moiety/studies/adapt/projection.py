@@ -42,6 +42,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -150,7 +151,8 @@ def _seconds(run: Callable[..., Any]) -> float:
 
 
 def _measured(asked: tuple[str, str, str, list[Step]]) -> dict[Step, float]:
-    return measure(*asked)
+    with pool.tf32():
+        return measure(*asked)
 
 
 def main(scale: str = "full", device: str | None = None, workers: str = "1") -> None:
@@ -160,8 +162,8 @@ def main(scale: str = "full", device: str | None = None, workers: str = "1") -> 
         steps, took = count(scale, kind), {}
         if device is not None:
             asked = [(scale, device, kind, list(steps))] * many
-            with multiprocessing.get_context("spawn").Pool(many) as pool_of_workers:
-                each = pool_of_workers.map(_measured, asked, chunksize=1)
+            with ProcessPoolExecutor(many, multiprocessing.get_context("spawn")) as crew:
+                each = list(crew.map(_measured, asked))
             took = {step: sum(one[step] for one in each) / many**2 for step in steps}
         for step, number in steps.most_common():
             time_of = f" × {1000 * took[step]:.1f} ms = {number * took[step]:.0f} s" if took else ""

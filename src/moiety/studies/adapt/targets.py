@@ -23,8 +23,8 @@ every class with its share and in the published sizes where nothing else stands 
 an example of validation is then left out (some 60 of ACL-ARC, few or none elsewhere). Of Omniglot
 the published sets have no split: 15 drawings of a character are to train on (3 of them for
 validation) and the 5 of the last drawers, whose hands were not seen, are the test. With few labels
-validation is no larger than they are, as in life. A larger
-labelled set of a seed contains the smaller ones.
+validation is no larger than they are, as in life. A larger labelled set of a seed contains the
+smaller ones.
 
 The paper's unlabelled data are the labelled ones without labels: `labelled(seed)`. `unlabelled`
 is all that there is to train on, and never holds what is for validation.
@@ -138,9 +138,9 @@ class Target:
             raise ValueError(f"{self.name} has 1 to {len(rows)} labels to give, not {count}")
         return self._read.pool.take(rows[:count])
 
-    def validation(self, seed: int) -> Examples:
-        """The examples of a seed to choose settings and steps by."""
-        return self._read.pool.take(self._split(seed)[0])
+    def validation(self, seed: int, labels: int | None = None) -> Examples:
+        """The examples of a seed to choose settings and steps by, no more than there are labels."""
+        return self._read.pool.take(self._split(seed)[0][:labels])
 
     def unlabelled(self, seed: int) -> Examples:
         """All that there is to train on, without labels and without what is for validation."""

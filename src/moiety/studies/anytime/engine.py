@@ -105,10 +105,14 @@ def _walk(
         trained = time.monotonic() - began
         measured, costs = team.measure(), team.costs()
         seconds = {"train": trained, "score": time.monotonic() - began - trained}
-        share = {word: spent / len(team.keys) for word, spent in seconds.items()}
         head = {"t": t, "rows": sizes[-1], "phase": phase, "trained": True}
-        for key, report, found, price in zip(team.keys, reports, measured, costs, strict=True):
-            lines[key].append({**head, **asdict(report), **found, **price, "seconds": share})
+        each = zip(reports, measured, costs, strict=True)
+        made = [{**head, **asdict(report), **found, **price} for report, found, price in each]
+        whole = math.fsum(map(_spent, made))
+        for key, line in zip(team.keys, made, strict=True):  # time goes by FLOPs
+            part = _spent(line) / whole
+            line["seconds"] = {word: part * spent for word, spent in seconds.items()}
+            lines[key].append(line)
         waiting = []
     return lines
 

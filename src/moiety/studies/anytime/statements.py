@@ -114,7 +114,7 @@ def larger(small: int, large: int, wait: int, tier: Tier) -> list[Claim]:
         greater(
             arm("SM", large, wait),
             arm("SM", small, wait),
-            metric="early error",
+            metric="error after a tenth",
             quote="larger models are more sample efficient",
             **said,
         ),
@@ -230,5 +230,5 @@ def replay_at_equal_steps(learner: str, width: int, wait: int, r: str, tier: Tie
         quote=f"at equal compute replay (r = {r}) has no clear benefit",
         mark="4 §4.6 (7)",
         tier=tier,
-        **POINT,
+        **HALF,
     )

@@ -35,6 +35,7 @@ from .firefly import WIDEST
 from .kept import kept
 
 CLASSES, POINTS = 10, 20  # of all sets; of a curve, each of which is synced to disk
+BEYOND = 1.1  # times the cost of a single model: about equal
 TRAININGS: dict[str, dict[str, Any]] = {  # digest 4, section 4.3
     "mlp": {},
     "vgg": {"method": "sgd", "options": {"momentum": 0.9, "weight_decay": 1e-4}},
@@ -196,6 +197,7 @@ METRICS = {
     "average error": Metric("Average error over the stream (CER / B)", **LOWER),
     "final error": Metric("Error at the end", **LOWER),
     "early error": Metric("Average error over the first tenth", **LOWER),
+    "error after a tenth": Metric("Error after a tenth of the stream", **LOWER),
     "tenth or end": Metric(
         "Error after a tenth of the stream if large, at the end if small", **LOWER
     ),
@@ -224,6 +226,7 @@ def metrics_of(lines: Sequence[Line], settings: Settings) -> dict[str, float | N
         "average error": found.average,
         "final error": found.final,
         "early error": math.fsum(errors[:tenth]) / tenth,
+        "error after a tenth": errors[tenth - 1],
         "tenth or end": errors[tenth - 1] if large else found.final,
         "compute": spent(found) / 1e12,
         "compute, forward": found.comp_forward / 1e12,
@@ -256,6 +259,7 @@ def draw(run: Running, lines: Sequence[Line]) -> None:
         if line["t"] in (1, len(lines)) or line["t"] % every == 0:
             run.curve.append(line["t"], loss=line["loss"], error=line["error"])
     run.extra["parameters"] = lines[-1]["parameters"]
+    run.extra["seconds"] = math.fsum(sum(line["seconds"].values()) for line in lines)
     run.tick(1.0)
 
 
@@ -273,14 +277,14 @@ def ladder_of(settings: Settings, seeds: tuple[int, ...], device: torch.device) 
 
 def beside(
     lines: Sequence[Line], settings: Settings, ladder: Sequence[Course], i: int
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """What is saved against single models of equal cost, and the cost beside that of one."""
     steps = [summary(course.lines["single"][i]) for course in ladder]
-    mine, found = summary(lines), {}
+    mine, found = summary(lines), dict[str, float | None]()
     if len(steps) > 1:
         for word, cost in (("compute", spent), ("memory", lambda one: one.mem)):
             equal = interpolate([(cost(one), one.average) for one in steps], cost(mine))
-            found[f"gain at equal {word}"] = equal - mine.average
+            found[f"gain at equal {word}"] = None if equal is None else equal - mine.average
     widths = settings["ladder"] if len(steps) > 1 else [settings["width"]]
     own = [one for width, one in zip(widths, steps) if width == settings["width"]]
     if own:
@@ -293,12 +297,16 @@ def spent(one: Summary) -> float:
     return one.comp + one.comp_growth
 
 
-def interpolate(points: Sequence[tuple[float, float]], cost: float) -> float:
-    """An error at some cost: linear in the logarithm between neighbours, flat beyond the ends."""
+def interpolate(points: Sequence[tuple[float, float]], cost: float) -> float | None:
+    """An error at some cost: linear in the logarithm between neighbours.
+
+    As at an end up to a tenth beyond it, and none further out: costs would not be equal.
+    """
     points = sorted(points)
-    if cost <= points[0][0]:
-        return points[0][1]
-    for (low, a), (high, b) in pairwise(points):
-        if cost <= high:
-            return a + (b - a) * math.log(cost / low) / math.log(high / low)
-    return points[-1][1]
+    (least, first), (most, last) = points[0], points[-1]
+    if not least / BEYOND <= cost <= most * BEYOND:
+        return None
+    if cost <= least or cost >= most:
+        return first if cost <= least else last
+    (low, a), (high, b) = next(pair for pair in pairwise(points) if cost <= pair[1][0])
+    return a + (b - a) * math.log(cost / low) / math.log(high / low)
