@@ -4,8 +4,10 @@ import json
 import shutil
 
 import asking
+import numpy as np
 import pytest
 import tiny
+import torch
 import transformers as T
 
 from moiety.adapt.cache import Cache, Key
@@ -146,10 +148,37 @@ def test_a_cache_of_another_teacher(refused, tmp_path):
         ),
         (("--lr", -1), "lr must be a positive number, got -1.0"),
         (("--length", 99), "length must be from 3 to 23, got 99"),
+        (("--text", "nocolumn"), "--text goes with a table, and there is none"),
+        (("--fit",), "--fit goes with images, and the model reads texts"),
+        (("--warm-steps", 9), "--warm-steps goes with a model that lacks its head or decoder"),
     ],
 )
 def test_options_that_would_do_nothing_or_make_no_sense(refused, more, said):
     assert refused("roberta", "texts.txt", *more) == said
+
+
+def test_options_of_texts_with_a_model_of_images(refused):
+    said = refused("mae", "images", "--length", 9)
+    assert said == "--length goes with texts, and the model reads images"
+    said = refused("mae", "images", "--text", "x")
+    assert said == "--text goes with an .npz of images, and there is none"
+
+
+def test_which_array_holds_the_images(refused, given, tmp_path, capsys):
+    pixels = np.zeros((20, 12, 12, 3), np.uint8)
+    np.savez(tmp_path / "two.npz", a=pixels, b=pixels)
+    said = refused("mae", tmp_path / "two.npz")
+    assert said == "two.npz: give --text NAME for one of a, b"
+    said = refused("mae", tmp_path / "two.npz", "--text", "c")
+    assert said == "two.npz has no array 'c'; it has a, b"
+    np.savez(tmp_path / "wide.npz", x=pixels.astype(np.float32))
+    said = refused("mae", tmp_path / "wide.npz")  # the only array is taken, whatever its name
+    assert said == "wide.npz: images must be uint8 [N, H, W, C], got float32 [20, 12, 12, 3]"
+    np.savez(tmp_path / "one.npz", x=pixels)
+    for words in (("one.npz",), ("two.npz", "--text", "b")):
+        words = (tmp_path / words[0], *words[1:], "--dry-run", "--out", tmp_path / "out")
+        code = asking.run("--model", given / "mae", "--unlabelled", *words)
+        assert code == 0, capsys.readouterr()
 
 
 def test_what_a_comparison_needs(refused, given):
@@ -160,6 +189,11 @@ def test_what_a_comparison_needs(refused, given):
     assert said == "--labels must be from 2, one for each class, to 16, got 99"
     said = refused("roberta", "texts.txt", *asked, "--margin", 0)
     assert said == "--margin must be between 0 and 1, got 0"
+    said = refused("roberta", "texts.txt", *asked, "--labels", 4, "--stop", "probe")
+    assert said == (
+        "--stop probe chooses by all training labels, and --labels says how many there are: "
+        "choose one"
+    )
 
 
 def test_fine_tuning_is_refused_before_any_training(refused, given, tmp_path):
@@ -177,7 +211,47 @@ def test_another_command_in_the_same_folder(refused, given, tmp_path, capsys):
     assert said == (
         f"{tmp_path / 'out'} was begun with lr None, not 0.1: give the same, or another folder"
     )
+    said = refused("mae", "texts.txt", "--method", "further")
+    assert "was begun with model '" in said  # as it was named
     assert before == {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.json")}
+
+
+def test_examples_or_a_head_that_changed_while_it_was_dead(refused, given, tmp_path, monkeypatch):
+    shutil.copytree(given / "roberta", tmp_path / "model")
+    shutil.copy(given / "texts.txt", tmp_path / "texts.txt")
+
+    def killed(*_, **__):
+        raise KeyError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("moiety.adapt.course.Course.further", killed)
+        with pytest.raises(KeyError, match="killed"):
+            refused(tmp_path / "model", tmp_path / "texts.txt")
+    begun = f"{tmp_path / 'out' / 'pretraining'} was begun"
+    asking.texts(tmp_path / "texts.txt", 50)
+    said = refused(tmp_path / "model", tmp_path / "texts.txt")
+    assert said == f"the examples have changed since {begun}: give the same, or another folder"
+    model = T.RobertaForMaskedLM.from_pretrained(tmp_path / "model")
+    torch.nn.init.normal_(model.lm_head.dense.weight)  # the encoder stays
+    model.save_pretrained(tmp_path / "model")
+    said = refused(tmp_path / "model", tmp_path / "texts.txt")
+    assert said == f"{begun} with another model: give the same, or another folder"
+
+
+def test_a_defect_of_the_test_split_is_put_right_at_the_end(refused, given, tmp_path, capsys):
+    labelled = shutil.copytree(given / "labelled", tmp_path / "labelled")
+    good = (labelled / "test.csv").read_text()
+    (labelled / "test.csv").write_text(f"{good}w1 w2,cow\n")
+    more = ("--labelled", labelled, "--epochs", 1)
+    assert "test.csv has the class 'cow', which train lacks" in refused(
+        "roberta", "texts.txt", *more
+    )
+    final = tmp_path / "out" / "pretraining" / "round-1" / "final.safetensors"
+    before = final.stat().st_mtime_ns
+    (labelled / "test.csv").write_text(good)
+    words = ["--model", given / "roberta", "--unlabelled", given / "texts.txt", *SHORT, *more]
+    assert asking.run(*words, "--out", tmp_path / "out") == 0, capsys.readouterr()
+    assert final.stat().st_mtime_ns == before  # no pre-training is done twice
 
 
 def test_a_refused_command_can_be_put_right_in_the_same_folder(refused, given, tmp_path, capsys):

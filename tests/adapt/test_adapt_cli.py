@@ -29,6 +29,7 @@ def given(tmp_path_factory):
     """Models and data that nobody changes."""
     folder = tmp_path_factory.mktemp("given")
     asking.roberta(folder / "roberta")
+    asking.roberta(folder / "headless", trunk=True)
     asking.vit_mae(folder / "mae")
     asking.texts(folder / "texts.txt")
     asking.tables(folder / "labelled")
@@ -187,7 +188,7 @@ class StopHereError(Exception):
         (("--match-routing", 0.1), "match_routing", 0.1),
         (("--cache-limit", "2MB"), "cache_limit", 2_000_000),
         (("--cache-limit", "0"), "cache", False),
-        (("--warm-steps", 7), "warm_steps", 7),
+        (("--model", "headless", "--warm-steps", 7), "warm_steps", 7),
         (("--lora", 4), "lora", 4),
         (("--precision", "bfloat16"), "precision", "bfloat16"),
         (("--stop", "probe", "--labelled", "labelled"), "stop", "probe"),

@@ -69,6 +69,11 @@ class Asked:
             raise ValueError("--method compare needs --labelled, to fine-tune on and to score")
         if self.method == "compare" and self.seeds < 5:
             raise ValueError(f"--seeds must be at least 5 to compare, got {self.seeds}")
+        if self.labels is not None and self.stop == "probe":
+            raise ValueError(
+                "--stop probe chooses by all training labels, and --labels says how many there "
+                "are: choose one"
+            )
         if self.lora is not None and self.match == "weights":
             raise ValueError("--match weights compares weights, which --lora leaves: choose one")
         if not 0 < self.margin < 1:

@@ -38,6 +38,7 @@ from .encoders import Encoder
 from .finetune import RATES, Tuned, finetune
 from .labelled import Labelled, read_labelled
 from .pretrain import Adapted, further_pretrain, self_distill
+from .reading import has_columns
 from .rows import Rows
 from .tuning import TuneRecipe
 
@@ -62,6 +63,7 @@ def begin(asked: Asked, out: Path | None, device: Any = None) -> Opened:
         settle(out, plan)
     opened = open_all(asked, None if out is None else out / "pretraining")
     check_tuning(asked, opened)
+    check_idle(asked, opened.encoder)
     if device is not None:
         opened.encoder.to(device)
     if out is not None:
@@ -81,6 +83,22 @@ def check_tuning(asked: Asked, opened: Opened) -> None:
     TuneRecipe(steps=1, batch=1, lr=lr, method=asked.tune)
     if asked.labels is not None:
         draw(opened.labelled, asked.labels, asked.seed)
+
+
+def check_idle(asked: Asked, encoder: Encoder) -> None:
+    """Raise for what this model or these data leave without effect."""
+    if asked.warm_steps != Asked.warm_steps and not encoder.made:
+        raise ValueError("--warm-steps goes with a model that lacks its head or decoder")
+    if asked.fit and encoder.kind == "text":
+        raise ValueError("--fit goes with images, and the model reads texts")
+    if asked.length is not None and encoder.kind == "image":
+        raise ValueError("--length goes with texts, and the model reads images")
+    if asked.text is None or (encoder.kind == "text" and asked.labelled is not None):
+        return  # labelled texts are a table
+    sources = [asked.unlabelled, *([] if asked.source is None else [asked.source])]
+    if not any(has_columns(source, encoder.kind) for source in sources):
+        named = "a table" if encoder.kind == "text" else "an .npz of images"
+        raise ValueError(f"--text goes with {named}, and there is none")
 
 
 def open_all(asked: Asked, folder: Path | None) -> Opened:

@@ -62,7 +62,8 @@ class Course:
         """Settle the plan and the initial weights."""
         self.inputs = look_through(self.encoder, self.rows)
         if self.out is not None:
-            same = {"model": self.encoder.weights_key(), "input": self.inputs.digest}
+            key = self.encoder.weights_key(whole=True)  # a head that is made follows from the seed
+            same = {"model": key, "input": self.inputs.digest}
             warm = {"warm_steps": self.warm_steps} if self.encoder.made else {}
             settle(self.out, {**plan, **same, **warm})
         self.initial = self._initial()
@@ -198,9 +199,14 @@ def settle(folder: Path, plan: Mapping[str, Any]) -> None:
         io.write_json(path, dict(plan))
         return
     found = io.read_json(path)
-    for name in sorted({*plan, *found}):
-        if plan.get(name) != found.get(name):
-            was, now = (f"{p.get(name)!r:.40}" for p in (found, plan))
-            raise ValueError(
-                f"{folder} was begun with {name} {was}, not {now}: give the same, or another folder"
-            )
+    names = sorted({*plan, *found}, key=lambda name: (name != "model", name))
+    for name in names:  # another model may read the same examples differently
+        was, now = found.get(name), plan.get(name)
+        if was == now:
+            continue
+        said = f"{folder} was begun with {name} {was!r:.40}, not {now!r:.40}"
+        if name == "input":
+            said = f"the examples have changed since {folder} was begun"
+        elif "input" in found and name in ("model", "teacher"):  # digests, not what was asked for
+            said = f"{folder} was begun with another {name}"
+        raise ValueError(f"{said}: give the same, or another folder")

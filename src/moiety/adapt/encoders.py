@@ -167,9 +167,12 @@ class Encoder(ABC):
         layers = {layer: float(square.sqrt()) for layer, square in squares.items()}
         return Distance(float(sum(squares.values(), torch.zeros(())).sqrt()), layers)
 
-    def weights_key(self) -> str:
-        """A hash of the trunk's weights and buffers: the name of a teacher."""
-        state = sorted(self.trunk.state_dict().items())
+    def weights_key(self, *, whole: bool = False) -> str:
+        """A hash of the trunk's weights and buffers: the name of a teacher.
+
+        With `whole` also of those of head or decoder: the name of a model.
+        """
+        state = sorted((self.model if whole else self.trunk).state_dict().items())
         with ThreadPoolExecutor() as pool:  # a hash of much lets others run
             digests = pool.map(lambda named: digest_of(*named), state)
             return hashlib.sha256("".join(digests).encode()).hexdigest()

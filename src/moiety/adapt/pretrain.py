@@ -176,4 +176,4 @@ def _spent(stage: Trained, flops: Mapping[str, float]) -> float:
 def _key(encoder: Encoder, state: Mapping[str, Tensor]) -> str:
     other = encoder.copy()
     other.model.load_state_dict(dict(state))
-    return other.weights_key()
+    return other.weights_key(whole=True)

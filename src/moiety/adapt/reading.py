@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
@@ -143,8 +144,39 @@ def read_images(
         raise ValueError(f"{path.name}: images must be a folder, .npy or .npz")
     from ..hf.examples import read
 
-    _, images = read(path, column=column or "images", limit=2**62)
+    _, images = read(path, column=array_name(path, column), limit=2**62)
     return torch.from_numpy(np.array(images)).permute(0, 3, 1, 2).contiguous()
+
+
+def array_name(path: Path, column: str | None) -> str:
+    """The array of an .npz that holds the images: the one that was named, or the only one."""
+    usual = "images" if column is None else column
+    try:
+        with ZipFile(path) as packed:
+            names = [name.removesuffix(".npy") for name in packed.namelist()]
+    except (OSError, BadZipFile):  # an .npy, or what `read` refuses
+        return usual
+    if usual in names:
+        return usual
+    if column is not None:
+        raise ValueError(f"{path.name} has no array {column!r}; it has {', '.join(names)}")
+    if len(names) == 1:
+        return names[0]
+    with np.load(path, allow_pickle=False) as arrays:
+        fits = [n for n in names if arrays[n].ndim == 4 and arrays[n].dtype == np.uint8]
+    if len(fits) != 1:
+        raise ValueError(f"{path.name}: say column=NAME for one of {', '.join(names)}")
+    return fits[0]
+
+
+def has_columns(source: str, kind: str) -> bool:
+    """Whether the unlabelled examples of a source have a column or array that can be named."""
+    if source in NAMED:
+        return False
+    path = training_part(Path(source))
+    if kind == "text":
+        return not path.is_dir() and table_kind(path) is not None
+    return path.suffix.lower() == ".npz"
 
 
 def image_files(folder: Path) -> list[Path]:

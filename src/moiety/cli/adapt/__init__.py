@@ -174,7 +174,11 @@ def command(
         ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="Column of tables that holds the text.", rich_help_panel=DATA)
+        str | None,
+        typer.Option(
+            help="Column of tables that holds the text, or array of an .npz that holds the images.",
+            rich_help_panel=DATA,
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="Column of labelled tables to predict.", rich_help_panel=DATA)

@@ -10,7 +10,11 @@ from typing import Any
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 # How the library calls what a reader of the command line knows as an option.
-WORDS = {"say fit=True": "give --fit", "a cache_limit": "a --cache-limit"}
+WORDS = {
+    "say fit=True": "give --fit",
+    "say column=NAME": "give --text NAME",
+    "a cache_limit": "a --cache-limit",
+}
 OF_COMPARE = ("seeds", "labels", "metric", "margin")
 OF_LABELS = ("tune", "epochs", "tune_batch", "tune_lr", "target")
 OF_ROUNDS = (
