@@ -1,4 +1,4 @@
-"""Tables that others made: .csv, .tsv, .jsonl and .parquet, the first three also packed (.gz, .xz).
+"""Tables that others made: .csv, .tsv, .jsonl, .parquet; the first three also packed (.gz, .zip).
 
     frame = read_table("people.csv.gz")          # a pandas.DataFrame
     frame = read_table("tweets.jsonl", limit=512)
@@ -14,6 +14,7 @@ import gzip
 import io
 import json
 import lzma
+import zipfile
 import zlib
 from collections.abc import Iterator
 from itertools import islice
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # pandas takes half a second to load
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 PACKED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
 LIMIT = 4 * 2**30  # bytes, unpacked
 # What stands for "nothing here". Not "None": that is the name of a class in many sets.
 MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "#N/A", "<NA>"]
@@ -33,7 +35,8 @@ MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "#N/A", "<
 def table_kind(path: Path) -> str | None:
     """The suffix of a table without that of its packing, or none: "a.csv.gz" is ".csv"."""
     name = path.name.lower()
-    for packing in (*PACKED, ".brotli"):  # Parquet packs inside, and some name the file by it
+    # Parquet packs inside, by brotli too, and some name the file by it.
+    for packing in (*PACKED, ".zip", ".brotli"):
         name = name.removesuffix(packing)
     return next((suffix for suffix in TABLES if name.endswith(suffix)), None)
 
@@ -71,11 +74,28 @@ def read_jsonl(path: str | Path, *, limit: int | None = None) -> list[Any]:
 
 
 def open_packed(path: str | Path, *, limit: int = LIMIT) -> BinaryIO:
-    """Open a file for reading, unpacked where its name says that it is packed."""
+    """Open a file for reading, unpacked where its name says that it is packed.
+
+    Of .zip only those of a table, such as a.csv.zip, which hold that one file.
+    """
     path = Path(path)
-    opened = PACKED.get(path.suffix.lower(), open)
-    stream: Any = opened(path, "rb")  # type: ignore[operator]
+    opened: Any = PACKED.get(path.suffix.lower(), open)
+    if path.suffix.lower() == ".zip" and table_kind(path) is not None:
+        opened = _open_zip
+    stream: Any = opened(path, "rb")
     return io.BufferedReader(_Limited(stream, path.name, limit), 2**20)
+
+
+def _open_zip(path: Path, mode: str) -> Any:
+    """The one file of an archive; those that macOS adds do not count."""
+    try:
+        with zipfile.ZipFile(path) as archive:  # stays open for what is opened in it
+            names = [name for name in archive.namelist() if not name.startswith("__MACOSX/")]
+            if len(names) != 1:
+                raise ValueError(f"{path.name} holds {len(names)} files; pack one table in it")
+            return archive.open(names[0])
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"{path.name} is damaged ({error}); get it again") from None
 
 
 class _Limited(io.RawIOBase):
@@ -90,7 +110,7 @@ class _Limited(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             data = self.stream.read(len(buffer))
-        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        except DAMAGED as error:
             raise ValueError(f"{self.name} is damaged ({error}); get it again") from None
         self.left -= len(data)
         if self.left < 0:

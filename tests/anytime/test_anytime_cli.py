@@ -152,6 +152,14 @@ def test_watching_takes_what_arrives_until_it_is_interrupted(moiety, tmp_path, m
         (("--target", "colour"), "colour"),
         (("--stream", "nowhere"), "--stream nowhere is no folder"),
         (("--batches", "2", "--settle", "3"), "--settle is for a folder"),
+        (("--batches", "2", "--target", "label"), "--batches cuts a data set, and"),
+        (("--lr", "0"), "lr must be a positive number, got 0.0"),
+        (("--lr", "-1"), "lr must be a positive number, got -1.0"),
+        (("--lr", "nan"), "lr must be a positive number, got nan"),
+        (("--overlap", "7"), "overlap must be a share from 0 to 1, got 7"),
+        (("--overlap", "0.1"), "--overlap goes with --test"),
+        (("--classes", "yes"), "has the class 'no' of label, which --classes (in Python"),
+        (("--classes", "yes,no,yes"), "classes has 'yes' twice"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_trained(moiety, inbox, tmp_path, words, said):
@@ -160,6 +168,15 @@ def test_a_mistake_is_one_sentence_and_nothing_is_trained(moiety, inbox, tmp_pat
     assert said in err
     assert "Traceback" not in err
     assert not (tmp_path / "out" / "current").exists()
+    assert not (tmp_path / "out" / "journal.jsonl").exists()  # so that no file has a number
+
+
+def test_text_takes_no_number_where_no_model_can_learn_it(moiety, tmp_path):
+    (tmp_path / "inbox").mkdir()
+    (tmp_path / "inbox" / "1.txt.gz").write_bytes(gzip.compress(b"some words " * 99))
+    code, _, err = moiety("--stream", tmp_path / "inbox", "--out", tmp_path / "out")
+    assert (code, "no language model" in err) == (2, True)
+    assert not (tmp_path / "out" / "journal.jsonl").exists()
 
 
 def test_an_empty_folder_is_said_with_reasons(moiety, tmp_path):

@@ -246,6 +246,49 @@ def test_a_file_that_was_refused_does_not_set_the_form(inbox, journal):
     assert [number for number, _ in found.values()] == [None, 1, 2]
 
 
+def test_two_that_look_at_one_folder_share_a_journal(inbox, journal):
+    one, two = (Folder(inbox, journal, read) for _ in range(2))
+    put(inbox, "a.txt.gz", range(10))
+    assert (seen(one), seen(two)) == ({"a.txt.gz": (1, "")}, {})
+    put(inbox, "b.txt.gz", range(10))
+    assert (seen(two), seen(one)) == ({"b.txt.gz": (2, "")}, {})
+    assert [entry.name for entry in Journal(journal)] == ["a.txt.gz", "b.txt.gz"]
+
+
+def test_a_first_file_that_another_process_took_meanwhile_sets_the_form(inbox, journal):
+    class Slow(FirstDecides):
+        def __call__(self, path):
+            if path.name == "a.txt.gz" and not journal.exists():
+                os.rename(path, inbox / "a.part")
+                Folder(inbox, journal, FirstDecides()).poll()
+                os.rename(inbox / "a.part", path)
+            return super().__call__(path)
+
+    put(inbox, "a.txt.gz", range(20))
+    put(inbox, "b.txt.gz", range(10))
+    put(inbox, "c.txt.gz", range(10))
+    stream = Folder(inbox, journal, Slow())
+    stream.poll()
+    assert [entry.name for entry in Journal(journal)] == ["b.txt.gz", "c.txt.gz"]
+    assert seen(stream) == {"a.txt.gz": (None, "a.txt.gz has 20 rows, not 10")}
+
+
+def test_a_name_that_is_not_utf_8_is_listed_and_the_others_are_taken(inbox, journal):
+    put(inbox, "a.txt.gz", range(10))
+    put(inbox, "z.txt.gz", range(10))
+    name = os.fsdecode(b"caf\xe9.txt.gz")  # Latin-1
+    try:
+        put(inbox, name, range(10))
+    except OSError:
+        pytest.skip("this file system takes only UTF-8")
+    stream = Folder(inbox, journal, read)
+    first, bad, last = stream.poll()
+    assert (first.number, bad.number, last.number) == (1, None, 2)
+    assert str(bad) == "caf\\udce9.txt.gz: its name is not UTF-8; rename it"
+    os.rename(inbox / name, inbox / "café.txt.gz")
+    assert seen(stream) == {"café.txt.gz": (3, "")}
+
+
 def test_a_reader_without_classes_is_asked_for_them(inbox, journal):
     reader = FirstDecides()
     with pytest.raises(ValueError, match="how many classes there are"):

@@ -4,11 +4,12 @@ import hashlib
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from moiety.anytime import journal as module
-from moiety.anytime.journal import Journal
+from moiety.anytime.journal import Begun, Journal
 
 
 def add(journal, folder, name, data=b"data"):
@@ -69,6 +70,48 @@ def test_a_name_that_comes_again_is_refused(journal, folder):
     with pytest.raises(ValueError, match=r"a.csv came again: mega-batch 1 has that name"):
         add(journal, folder, "a.csv")
     assert journal.path.read_bytes() == before
+
+
+def test_a_stale_journal_appends_after_what_another_process_did(journal, folder):
+    stale = Journal(journal.path)
+    first = add(journal, folder, "a.csv")
+    with pytest.raises(Begun, match=r"journal.jsonl has begun meanwhile with a.csv"):
+        stale.append("b.csv", size=4, sha256="x", rows=3, first=True)
+    stale = Journal(journal.path)
+    add(journal, folder, "b.csv")
+    assert add(stale, folder, "c.csv").number == 3
+    assert list(stale) == list(Journal(journal.path)) and stale[1] == first
+    assert add(journal, folder, "d.csv").number == 4
+
+
+def test_what_another_process_took_is_taken_as_it_is_or_refused(journal, folder):
+    stale, other = Journal(journal.path), Journal(journal.path)
+    entry = add(journal, folder, "a.csv")
+    assert add(stale, folder, "a.csv") == entry
+    with pytest.raises(ValueError, match=r"a.csv came again: mega-batch 1 has that name"):
+        add(other, folder, "a.csv", b"other data")
+    assert list(stale) == list(other) == list(Journal(journal.path)) == [entry]
+
+
+def test_many_that_append_at_once_give_each_number_once(journal):
+    def fill(own):
+        mine = Journal(journal.path)
+        for number in range(20):
+            for name in (f"{own}-{number}", f"all-{number}"):
+                if mine.find(name) is None:
+                    mine.append(name, size=4, sha256="x", rows=3)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fill, range(4)))
+    assert len(Journal(journal.path)) == 4 * 20 + 20
+
+
+def test_a_journal_that_lost_entries_is_not_added_to(journal, folder):
+    add(journal, folder, "a.csv")
+    journal.path.unlink()
+    with pytest.raises(ValueError, match="no longer begins with the 1 mega-batches that it held"):
+        add(journal, folder, "b.csv")
+    assert journal.path.read_bytes() == b""
 
 
 def test_an_entry_is_synced_before_it_can_be_used(journal, folder, monkeypatch):

@@ -276,7 +276,8 @@ def test_bad_words_are_refused(name, options, match):
         ({"batch": 0}, "batch must be"),
         ({"score": "f1"}, "score must be"),
         ({"options": {"momentum": 0.9}}, "adadelta does not take"),
-        ({"lr": -1.0}, "adadelta does not take"),
+        ({"lr": -1.0}, "lr must be a positive number, got -1.0"),
+        ({"lr": 0}, "lr must be a positive number, got 0"),
     ],
 )
 def test_bad_trainings_are_refused(words, match):

@@ -64,6 +64,18 @@ def test_classes_that_come_later_can_be_named(tmp_path):
     assert read(csv(tmp_path / "b.csv", [(20, "Ulm", "maybe")])).y.tolist() == [2]
 
 
+def test_a_class_that_is_not_among_the_given_ones_is_said(tmp_path):
+    read = Reader(target="label", classes=["no", "yes"])
+    read(csv(tmp_path / "a.csv", FIRST))
+    with pytest.raises(ValueError, match=r"'maybe' of label, which --classes .* does not name"):
+        read(csv(tmp_path / "b.csv", [(20, "Ulm", "maybe")]))
+    read = Reader(classes=["no", "yes"])
+    with pytest.raises(ValueError, match=r"the class 2, which --classes .* does not name"):
+        read(save(tmp_path / "a.npz", np.zeros((3, 2)), np.arange(3)))
+    with pytest.raises(ValueError, match="classes has '1' twice"):
+        Reader(classes=[1, "1"])
+
+
 def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
     read = Reader(target="label")
     read(csv(tmp_path / "a.csv", [(n, "Ulm" if n % 2 else "Bonn", n % 12) for n in range(24)]))
@@ -115,7 +127,7 @@ def test_a_first_file_that_is_refused_sets_nothing(tmp_path):
     assert len(read(csv(tmp_path / "b.csv", FIRST))) == 4
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "tsv", "csv.gz"])
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "tsv", "csv.gz", "csv.zip"])
 def test_all_kinds_of_tables_give_the_same_examples(tmp_path, read, kind):
     pandas = pytest.importorskip("pandas")
     frame, path = pandas.read_csv(tmp_path / "first.csv"), tmp_path / f"b.{kind}"

@@ -1,5 +1,6 @@
 """Runs over a stream: killed and resumed, versions and cards, who sees the test set, bad input."""
 
+import gzip
 import os
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from moiety.anytime.ledger import read_ledger, timeless
 from moiety.anytime.phases import Memory, Records, fingerprint
 from moiety.anytime.policies import read_replay
 from moiety.anytime.run import run_stream
-from moiety.anytime.stream import Stream, cut
+from moiety.anytime.stream import Folder, Stream, cut
 from moiety.anytime.versions import read_current
 from moiety.train.state import read_state, state_bytes
 
@@ -293,6 +294,47 @@ def test_a_class_that_the_stream_does_not_have_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"mega-batch 1 .* holds class 2, but the stream has 2"):
         run_stream(data, single(), out=tmp_path)
     assert read_ledger(tmp_path / "ledger.jsonl") == []
+
+
+def test_a_class_of_the_test_set_that_the_stream_does_not_have_is_refused(tmp_path):
+    data = examples(40)
+    two = cut(Examples(data.x, data.y.clamp(max=1)), 2)
+    with pytest.raises(ValueError, match="the test set holds class 2, but the stream has 2 clas"):
+        run_stream(two, single(), out=tmp_path, test=TEST)
+    assert not (tmp_path / "run.json").exists()
+    fewer = Examples(TEST.x, TEST.y.clamp(max=1))
+    assert len(run_stream(two, single(), out=tmp_path, test=fewer).lines) == 2
+
+
+@pytest.mark.parametrize("before", [[], ["a"]])
+def test_a_run_that_waited_for_its_turn_sees_what_another_took(tmp_path, before):
+    (tmp_path / "in").mkdir()
+
+    def put(name):
+        rows = [f"{seed},{seed % 3}" for seed in range(20)]
+        data = gzip.compress("\n".join(rows).encode())
+        (tmp_path / "in" / f"{name}.csv.gz").write_bytes(data)
+
+    def read(path):
+        rows = gzip.decompress(path.read_bytes()).decode().split("\n")
+        values = torch.tensor([[float(word) for word in row.split(",")] for row in rows])
+        return Examples(values[:, :1].expand(-1, 4).clone(), values[:, 1].long())
+
+    def folder():
+        return Folder(tmp_path / "in", tmp_path / "out" / "journal.jsonl", read)
+
+    read.classes = 3
+    for name in before:
+        put(name)
+        run_stream(folder(), single(), out=tmp_path / "out")
+    waited = folder()
+    put("b")
+    run_stream(folder(), single(), out=tmp_path / "out")
+    put("c")
+    result = run_stream(waited, single(), out=tmp_path / "out")
+    names = [f"{name}.csv.gz" for name in [*before, "b", "c"]]
+    assert [line["name"] for line in result.lines] == names
+    assert [entry.name for entry in folder().journal] == names
 
 
 def test_two_runs_cannot_work_in_one_folder(tmp_path):

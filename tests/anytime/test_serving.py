@@ -193,6 +193,20 @@ def test_a_version_without_a_form_is_one_sentence(tmp_path):
         load_current(tmp_path)
 
 
+def test_a_version_that_was_copied_answers_as_the_run_does(moiety, out, tmp_path):
+    shutil.copytree(out / "current", tmp_path / "copy")
+    shutil.copytree(out, tmp_path / "all")  # and its link became a folder
+    new, found = table(9), load_current(out).predict(table(9))
+    for folder in (tmp_path / "copy", tmp_path / "all", out / "current"):
+        assert torch.equal(load_current(folder).predict(new).probabilities, found.probabilities)
+    new.to_csv(tmp_path / "new.csv", index=False)
+    code, said, _ = moiety("anytime", "predict", "--out", tmp_path / "copy", tmp_path / "new.csv")
+    assert code == 0 and [row["predicted"] for row in answers(said)] == found.names
+    (tmp_path / "copy" / "card.json").unlink()
+    with pytest.raises(ValueError, match="copy is not whole"):
+        load_current(tmp_path / "copy")
+
+
 # -- moiety anytime predict ------------------------------------------------------------------------
 
 
@@ -279,7 +293,7 @@ def test_a_word_that_is_new_counts_as_unseen_and_no_row_is_lost(out):
     ("words", "said"),
     [
         (("predict", "nowhere.csv"), "nowhere.csv is no file"),
-        (("predict", "FILE", "--out", "nowhere"), "nowhere holds no version yet"),
+        (("predict", "FILE", "--out", "nowhere"), "there is no folder nowhere"),
         (("--out", "a", "predict", "FILE"), "--out stands before predict"),
         ((), "give --stream"),
         (("--stream", "inbox", "--learner", "growing-switch"), "growing-switch is Python only"),

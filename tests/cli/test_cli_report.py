@@ -26,6 +26,11 @@ def test_a_folder_without_result_says_what_is_missing(moiety, tmp_path):
     assert err.count("\n") == 1
 
 
+def test_a_folder_that_is_not_there_is_said(moiety, tmp_path):
+    code, _, err = moiety("report", tmp_path / "nowhere")
+    assert (code, err.count("\n")) == (2, 1) and "there is no file or folder" in err
+
+
 def test_a_page_cannot_take_the_place_of_a_folder(moiety, tmp_path):
     code, _, err = moiety("report", tmp_path, "--out", tmp_path)
     assert code == 2 and f"{tmp_path} is a folder" in err and err.count("\n") == 1

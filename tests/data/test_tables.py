@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import zipfile
 
 import pandas
 import pytest
@@ -80,3 +81,19 @@ def test_a_packed_file_may_not_unpack_to_more_than_the_limit(tmp_path):
         pytest.raises(ValueError, match=r"bomb.csv.gz holds more than"),
     ):
         file.read()
+
+
+def test_an_archive_holds_one_table(tmp_path):
+    path = tmp_path / "a.csv.zip"
+    for names in (["a.csv"], ["a.csv", "__MACOSX/._a.csv"]):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in names:
+                archive.writestr(name, "a,b\n1,2\n")
+        assert read_table(path).to_dict("list") == {"a": [1], "b": [2]}
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("b.csv", "a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"a.csv.zip holds 2 files; pack one table in it"):
+        read_table(path)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"a.csv.zip is damaged"):
+        read_table(path)

@@ -19,6 +19,12 @@ class BadTest(ValueError):
     """The test file itself cannot be read in the form of mega-batch 1; the text says why."""
 
 
+def check_share(share: float) -> None:
+    """Raise for what is no share of the rows of a file."""
+    if not 0 <= share <= 1:
+        raise ValueError(f"overlap must be a share from 0 to 1, got {share:g}")
+
+
 def check_apart(examples: Examples, tested: set[bytes], share: float, what: str, then: str) -> None:
     """Raise where more than a share of the rows is in the test set, too."""
     both = sum(key in tested for key in key_rows(examples))  # also a row that repeats
@@ -33,8 +39,7 @@ class Apart:
     """A test file, from which what arrives in a folder is kept apart."""
 
     def __init__(self, path: Path, share: float) -> None:
-        if not 0 <= share <= 1:
-            raise ValueError(f"overlap must be a share from 0 to 1, got {share:g}")
+        check_share(share)
         self.path, self.share = path, share
         self._form: object = None
         self._keys: set[bytes] = set()

@@ -55,6 +55,8 @@ class Environment:
     ) -> None:
         self.stream, self.learner, self.out = stream, learner, out
         self.wait, self.test, self.seed, self.overlap, self.tick = wait, test, seed, overlap, tick
+        if test is not None:
+            self.check_test(test)
         self.tested = row_keys(test) if test is not None else set()
         self.memory = Memory(replay, seed)
         self.checkpoint = Checkpoint(out / "phase.safetensors")
@@ -157,6 +159,17 @@ class Environment:
             )
         then = "take them out of one of the two and start in another folder"
         check_apart(_all(batch), self.tested, self.overlap, what, then)
+
+    def check_test(self, test: Examples) -> None:
+        """Refuse classes that the stream does not have; chance would be that of the others."""
+        if test.y.dim() > 1 or not len(test):  # tokens are no classes
+            return
+        highest, classes = int(test.y.max()), self.stream.classes
+        if highest >= classes:
+            raise ValueError(
+                f"the test set holds class {highest}, but the stream has {classes} classes from 0 "
+                "on; leave such rows out of it, or give the stream examples of all classes"
+            )
 
     def ready(self) -> bool:
         """Whether a phase begins now: as was journalled, else as the policy says."""

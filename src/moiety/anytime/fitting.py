@@ -65,6 +65,8 @@ class Training:
             count = getattr(self, name)
             if count is not None and (not isinstance(count, int) or count < 1):
                 raise ValueError(f"{name} must be a whole number, at least 1, got {count!r}")
+        if isinstance(self.lr, int | float) and not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be a positive number, got {self.lr}")
         if self.score not in ("accuracy", "loss"):
             raise ValueError(f'score must be "accuracy" or "loss", got {self.score!r}')
         try:

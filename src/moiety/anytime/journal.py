@@ -8,11 +8,14 @@
 The journal, not the folder, is the stream. One line each:
 {"number": 1, "name": "monday.csv.gz", "size": 81920, "sha256": "9f86…", "rows": 5000}. A process
 may be killed at any moment: half a last line does not count, and is cut off by the next append.
+Others may append meanwhile: numbers are given under a lock, by what the file holds then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import time
@@ -20,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ..io import append_line, read_lines
+from ..io import append_line, read_lines, sync_folder
 
 TICK = 2 * 10**9  # ns; the times of a file are no finer than this on some file systems
 
@@ -57,6 +60,10 @@ class Stamp:
         return Stamp(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
+class Begun(ValueError):
+    """Another process has given number 1 meanwhile; the text says so."""
+
+
 class Journal:
     """Entries that are on disk; a line that cannot be right raises one sentence."""
 
@@ -81,22 +88,47 @@ class Journal:
         """The entry of a file's name, if it has one."""
         return next((entry for entry in self if entry.name == name), None)
 
-    def append(self, name: str, *, size: int, sha256: str, rows: int) -> Entry:
-        """Write the next entry and sync it; only then may the file be used."""
+    def reload(self) -> None:
+        """Take over what another process has added; raises where what was there is gone."""
+        entries = _load(self.path)
+        if entries[: len(self)] != self._entries:
+            raise ValueError(
+                f"{self.path} no longer begins with the {len(self)} mega-batches that it held; "
+                "restore the journal"
+            )
+        self._entries = entries
+
+    def append(self, name: str, *, size: int, sha256: str, rows: int, first: bool = False) -> Entry:
+        """Write the next entry and sync it; only then may the file be used.
+
+        Where another process has just taken the same file, its entry is the one. With `first`, it
+        must become mega-batch 1: raises `Begun` where there is one by now.
+        """
+        self._refuse(name)
+        with _lock(self.path):
+            self.reload()
+            old = self.find(name)
+            if old is not None and (old.size, old.sha256, old.rows) == (size, sha256, rows):
+                return old
+            self._refuse(name)
+            if first and len(self):
+                raise Begun(f"{self.path} has begun meanwhile with {self[1].name}; look again")
+            entry = Entry(len(self) + 1, name, size, sha256, rows)
+            try:
+                append_line(self.path, json.dumps(asdict(entry)))
+            except OSError:
+                # The line may be whole on the disk although the sync failed: only the file knows.
+                self._entries = _load(self.path)
+                raise
+            self._entries.append(entry)
+            return entry
+
+    def _refuse(self, name: str) -> None:
         old = self.find(name)
         if old is not None:
             raise ValueError(
                 f"{name} came again: mega-batch {old.number} has that name; give new data a new one"
             )
-        entry = Entry(len(self) + 1, name, size, sha256, rows)
-        try:
-            append_line(self.path, json.dumps(asdict(entry)))
-        except OSError:
-            # The line may be whole on the disk although the sync failed: only the file knows.
-            self._entries = _load(self.path)
-            raise
-        self._entries.append(entry)
-        return entry
 
     def check(self, entry: Entry, folder: Path) -> Path:
         """The path of an entry's file; raises where it changed or vanished.
@@ -125,6 +157,23 @@ def file_sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Be the only one that appends to a journal; the kernel drops the lock with the process.
+
+    It is on the journal itself: whoever runs a stream already has the lease of the folder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as file:
+        if not file.tell():  # it may be new
+            sync_folder(path.parent)
+        if importlib.util.find_spec("fcntl") is not None:  # not on Windows, which has no runs
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _load(path: Path) -> list[Entry]:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..tables import PACKED, TABLES, open_packed, table_kind
 from .data import Examples, token_blocks
-from .tabular import Rows
+from .tabular import NewClass, Rows
 
 
 class Form(Protocol):
@@ -52,7 +52,10 @@ class Form(Protocol):
 
 
 class Reader:
-    """Makes examples of a file; `form` is what the first one has settled."""
+    """Makes examples of a file; `form` is what the first one has settled.
+
+    `fits` raises a `ValueError` for a form that the model cannot take, so that no file sets it.
+    """
 
     def __init__(
         self,
@@ -62,9 +65,14 @@ class Reader:
         encode: Callable[[str], Sequence[int]] | None = None,
         tokens: int = 256,
         length: int = 256,
+        fits: Callable[[Form], None] | None = None,
     ) -> None:
         self.target, self.encode, self.tokens, self.length = target, encode, tokens, length
         self.given = None if classes is None else [str(word) for word in classes]
+        twice = [word for word in self.given or [] if (self.given or []).count(word) > 1]
+        if twice:
+            raise ValueError(f"classes has {twice[0]!r} twice; name each class once")
+        self.fits = fits
         self.form: Form | None = None
 
     @property
@@ -87,9 +95,19 @@ class Reader:
     def __call__(self, path: Path) -> Examples:
         kind = self.check(path)
         form = self._new(kind, path) if self.form is None else self.form
-        examples = form.read(path)
+        try:
+            examples = form.read(path)
+        except NewClass as error:
+            if self.given is None:
+                raise
+            raise ValueError(
+                f"{error.what}, which --classes (in Python, classes=…) does not name; name all "
+                "classes there, or remove it"
+            ) from None
         if not len(examples):
             raise ValueError(f"{path.name} holds no example; a mega-batch needs some")
+        if self.form is None and self.fits is not None:
+            self.fits(form)
         self.form = form
         return examples
 
@@ -150,7 +168,8 @@ class Arrays:
         inputs = self._inputs(x, path.name)
         wrong = y[(y < 0) | (y >= len(self.classes))]
         if len(wrong):
-            raise ValueError(_new_class(path, str(wrong[0]), self.classes))
+            known = f"; known are {', '.join(self.classes[:20])}"
+            raise NewClass(f"{path.name} has the class {wrong[0]}", known)
         return Examples(inputs, torch.from_numpy(y))
 
     def inputs(self, rows: Path | np.ndarray | Tensor) -> Tensor:
@@ -199,13 +218,6 @@ def _arrays(path: Path, *names: str) -> dict[str, np.ndarray]:
             return {name: found[name] for name in names}
     except (zipfile.BadZipFile, EOFError, KeyError) as error:
         raise ValueError(f"{path.name} is damaged ({error}); get it again") from None
-
-
-def _new_class(path: Path, word: str, classes: list[str]) -> str:
-    return (
-        f"{path.name} has the class {word}, which mega-batch 1 did not have; name all classes "
-        f"(classes=…) beforehand, or remove it; known are {', '.join(classes[:20])}"
-    )
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ def run_stream(
     out = Path(out)
     policies = read_wait(wait), read_replay(replay)
     with _room(out), io.lease(out):
+        stream.reload()  # another process may have run until now
         known = stream.known()
         seen = [] if known else _look(stream, on_seen)
         while not stream.known():

@@ -31,7 +31,7 @@ from ..data import Problem, Split
 from .apart import Apart, BadTest
 from .arrivals import DONE, Incomplete, candidates, prove
 from .data import Batch, Examples, problem_examples, shuffled, split_rows
-from .journal import Entry, Journal, Stamp
+from .journal import Begun, Entry, Journal, Stamp
 from .readers import FORMS, Arrays, write_form
 from .tabular import Rows
 
@@ -51,7 +51,8 @@ class Seen:
     def __str__(self) -> str:
         taken = "" if self.number is None else f" is mega-batch {self.number}"
         reason = self.reason.removeprefix(self.name).lstrip(": ")  # which may begin with the name
-        return f"{self.name}{taken}" + (f": {reason}" if reason else "")
+        text = f"{self.name}{taken}" + (f": {reason}" if reason else "")
+        return text.encode("utf-8", "backslashreplace").decode()  # a name may be no text
 
 
 class Stream(ABC):
@@ -76,6 +77,9 @@ class Stream(ABC):
     @abstractmethod
     def _arrived(self, number: int) -> tuple[str, Examples]:
         """The name and all examples of a mega-batch."""
+
+    def reload(self) -> None:  # noqa: B027 - most streams have nothing to reload
+        """Take over what other processes have made known; takes nothing new."""
 
     def poll(self) -> list[Seen]:
         """Look for new mega-batches; say what is new, and what is not taken, and why."""
@@ -252,8 +256,13 @@ class Folder(Stream):
         self._form()
         return self.apart.read(self.read)
 
+    def reload(self) -> None:
+        """Read the journal again, which another process may have added to."""
+        self.journal.reload()
+
     def poll(self) -> list[Seen]:
         """Take what is whole into the journal, in the order of names; list the rest."""
+        self.reload()
         self._form()
         old = {entry.name for entry in self.journal}
         new = [path for path in candidates(self.path) if path.name not in old]
@@ -283,6 +292,11 @@ class Folder(Stream):
         return Seen(path.name, entry.number, warning)
 
     def _take(self, path: Path) -> tuple[Entry, str]:
+        try:
+            path.name.encode()  # cards and reports are UTF-8, and name it
+        except UnicodeEncodeError:
+            raise Incomplete("its name is not UTF-8; rename it") from None
+        self._form()
         if (check := getattr(self.read, "check", None)) is not None:
             check(path)  # of another kind, it would not be taken whole either
         proof = prove(path, settle=self.settle)
@@ -299,8 +313,15 @@ class Folder(Stream):
         except OSError as error:
             raise Incomplete(f"it cannot be read ({error.strerror or error})") from None
         size, rows = proof.stamp.size, len(examples)
-        entry = self.journal.append(path.name, size=size, sha256=proof.sha256, rows=rows)
-        self.read, self._formed = read, True
+        first = not self._formed
+        try:
+            entry = self.journal.append(
+                path.name, size=size, sha256=proof.sha256, rows=rows, first=first
+            )
+        except Begun:  # so this file was not read in the form of mega-batch 1
+            return self._take(path)
+        if self._formed or entry.number == 1:
+            self.read, self._formed = read, True
         return entry, proof.warning
 
     def _stamp(self, path: Path) -> object:

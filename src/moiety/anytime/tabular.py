@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 WRONG = 0.05  # of the values of a column of numbers may be words, which count as missing
 
 
+class NewClass(ValueError):
+    """A file has a class that its form does not know; `what` says which."""
+
+    def __init__(self, what: str, known: str = "") -> None:
+        super().__init__(
+            f"{what}, which mega-batch 1 did not have; name all classes (classes=…) beforehand, or "
+            f"remove it{known}"
+        )
+        self.what = what
+
+
 @dataclass(frozen=True)
 class Rows:
     """The form of a stream of tables."""
@@ -82,10 +93,7 @@ class Rows:
         ids = {word: number for number, word in enumerate(self.classes)}
         unseen = sorted(set(labels) - ids.keys())
         if unseen:
-            raise ValueError(
-                f"{path.name} has the class {unseen[0]!r} of {self.target}, which mega-batch 1 "
-                "did not have; name all classes (classes=…) beforehand, or remove it"
-            )
+            raise NewClass(f"{path.name} has the class {unseen[0]!r} of {self.target}")
         y = torch.tensor([ids[word] for word in labels], dtype=torch.long)
         return Examples(self._inputs(inputs, path.name), y)
 

@@ -5,8 +5,9 @@
     version = read_current("out")                    # also from another process, at any moment
 
 A version is complete by itself: weights, a card with the words of the run, and the form of its rows
-(`serving.load_current` makes a model of the three). It is written beside its place and renamed, and
-so is the symbolic link `current`: a reader meets the old one or the new one.
+(`serving.load_current` makes a model of the three, also of a copy of its folder). It is written
+beside its place and renamed, and so is the symbolic link `current`: a reader meets the old one or
+the new one.
 """
 
 from __future__ import annotations
@@ -86,20 +87,22 @@ class Versions:
 
 
 def read_current(out: str | os.PathLike[str]) -> Version:
-    """All of the version that is current, while another process trains."""
-    link = Path(out) / "current"
+    """All of the version that is current, while another process trains; or of a copy of one."""
+    out = Path(out)
+    if not out.is_dir():
+        raise ValueError(f"there is no folder {out}; give that of a run, or of a version")
+    alone = any((out / name).exists() for name in (STATE, CARD, FORM))
+    link = out if alone else out / "current"
+    if not os.path.lexists(link):
+        raise ValueError(f"{out} holds no version yet; wait for the first phase")
     while True:
-        try:
-            name = os.readlink(link)
-        except OSError:
-            raise ValueError(f"{out} holds no version yet; wait for the first phase") from None
-        path = Path(out) / name
+        path = link.resolve()  # once, so that all that is read is of one version
         try:
             return Version(
                 read_state(path / STATE), io.read_json(path / CARD), io.read_json(path / FORM)
             )
         except FileNotFoundError as error:
-            if os.readlink(link) == name:  # else it was removed as too old while it was being read
+            if link.resolve() == path:  # else it was removed as too old while it was being read
                 raise ValueError(
                     f"{path} is not whole ({error}); restore it, or let the run train another phase"
                 ) from None

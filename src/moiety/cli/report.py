@@ -29,6 +29,8 @@ def command(
 
     if out is not None and out.is_dir():
         raise ValueError(f"{out} is a folder: give the page a file, such as {out / 'report.html'}")
+    if not result.exists():
+        raise ValueError(f"there is no file or folder {result}")
     if (result / "audit.json").is_file() and not (result / "result.json").is_file():
         result /= "audit.json"
     path = result if result.is_file() else result / "result.json"

@@ -119,12 +119,12 @@ def run(
         return
     if stream is None:
         raise ValueError("give --stream, a folder that fills; or --batches with a data set")
+    from ...anytime.apart import check_share
     from ...anytime.fitting import Training
     from ...anytime.policies import read_replay, read_wait
     from ...anytime.run import run_stream
     from ...train import find_device
 
-    check_learner(learner)
     if advise:
         advising.tell_aside(asked)
     else:
@@ -132,6 +132,10 @@ def run(
     where, waiting, replayed = find_device(device), read_wait(wait), read_replay(replay)
     training = Training(epochs=epochs, method=method, lr=lr)
     options = {**read_options(option or []), "seed": seed, "device": where, "training": training}
+    check_learner(learner, options)
+    check_share(overlap)
+    if "overlap" in asked and test is None and batches is None:
+        raise ValueError("--overlap goes with --test")
 
     def make(first: Batch) -> Learner:
         tell_unused(source)
@@ -147,7 +151,9 @@ def run(
             scored = None if advise else test  # advice never looks at the test set
             place = Path(scratch) if dry_run else out / "advice" if advise else out
             journal = own_journal(out / JOURNAL, place / JOURNAL)
-            source, tests = folder(stream, journal, target, named, scored, settle, overlap, seed)
+            source, tests = folder(
+                stream, journal, model, target, named, scored, settle, overlap, seed
+            )
         else:
             refuse_of_folders(classes=classes, settle=settle, test=test, watch=watch or None)
             source, tests = data_set(stream, batches, target, data_dir, seed)

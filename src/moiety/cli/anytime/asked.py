@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,10 +16,12 @@ from ... import io
 if TYPE_CHECKING:
     from ...anytime.base import Learner
     from ...anytime.data import Batch, Examples
+    from ...anytime.readers import Form
     from ...anytime.stream import Stream
 
 Model = Literal["mlp", "vgg19"]
 JOURNAL = "journal.jsonl"
+NO_TEXT = "the command line has no language model; give one to moiety.anytime.run_stream"
 
 
 def given(context: typer.Context) -> list[str]:
@@ -28,13 +31,25 @@ def given(context: typer.Context) -> list[str]:
     return [name.replace("_", "-") for name in named]
 
 
-def check_learner(name: str) -> None:
-    """Raise for a learner of models that the command line does not have."""
+def check_learner(name: str, options: dict[str, Any]) -> None:
+    """Raise for a learner, or options of it, that there are not: before a file takes a number."""
+    from ...anytime.making import make_learner
+
     if name == "growing-switch":
         raise ValueError(
             "--learner growing-switch is Python only: it grows a sparse transformer of yours, "
             "which moiety.anytime.learner takes; here, take growing-moe"
         )
+    make_learner(name, options, model="mlp", width=1, shape=(1,), classes=2)
+
+
+def check_form(model: Model, form: Form) -> None:
+    """Raise for files that the model cannot learn from: before one of them takes a number."""
+    from ...anytime.making import make_learner
+
+    if form.kind == "text":
+        raise ValueError(NO_TEXT)
+    make_learner("single", {}, model=model, width=1, shape=form.shape, classes=len(form.classes))
 
 
 def read_options(given: list[str]) -> dict[str, Any]:
@@ -63,6 +78,24 @@ def refuse_of_folders(**given: object) -> None:
             )
 
 
+def refuse_arrivals(name: str) -> None:
+    """Raise for a folder that fills, which is no data set to cut."""
+    from ...anytime.arrivals import candidates
+    from ...data.named import NAMED
+    from ...data.splits import split_of
+    from ...tables import table_kind
+
+    path = Path(name).expanduser()
+    inside = candidates(path) if name not in NAMED and path.is_dir() else []
+    arrived = [each for each in inside if table_kind(each) or each.suffix.lower() == ".npz"]
+    splits = any(split_of(each.name.split(".")[0]) for each in arrived)
+    if arrived and not splits and not any(each.is_dir() for each in inside):
+        raise ValueError(
+            f"--batches cuts a data set, and {name} holds files that arrive, such as "
+            f"{arrived[0].name}; leave --batches out, or give one file"
+        )
+
+
 def own_journal(of_run: Path, own: Path) -> Path:
     """The journal of a trial, which begins with the mega-batches of the run where there is one."""
     if of_run.exists() and not own.exists():
@@ -73,6 +106,7 @@ def own_journal(of_run: Path, own: Path) -> Path:
 def folder(
     path: str,
     journal: Path,
+    model: Model,
     target: str | None,
     classes: list[str] | None,
     test: Path | None,
@@ -91,7 +125,7 @@ def folder(
         )
     if test is not None and not test.is_file():
         raise ValueError(f"--test {test} is no file")
-    read = Reader(target=target, classes=classes)
+    read = Reader(target=target, classes=classes, fits=partial(check_form, model))
     with warnings.catch_warnings(record=True) as warned:  # without a line of source
         warnings.simplefilter("always")
         stream = Folder(path, journal, read, settle=settle, test=test, overlap=overlap, seed=seed)
@@ -108,6 +142,7 @@ def data_set(
     from ...anytime.stream import cut
     from ...data import load_problem
 
+    refuse_arrivals(name)
     problem = load_problem(name, targets=target, data_dir=data_dir, seed=seed)
     typer.echo(problem.name)
     for note in [*problem.notes, *(f"leak: {leak}" for leak in problem.leaks)]:
@@ -122,8 +157,6 @@ def build(
     from ...anytime.making import make_learner
 
     if not first.train.x.is_floating_point():
-        raise ValueError(
-            "the command line has no language model; give one to moiety.anytime.run_stream"
-        )
+        raise ValueError(NO_TEXT)
     shape = tuple(first.train.x.shape[1:])
     return make_learner(learner, options, model=model, width=width, shape=shape, classes=classes)
