@@ -132,6 +132,7 @@ def test_watching_takes_what_arrives_until_it_is_interrupted(moiety, tmp_path, m
 
     monkeypatch.setattr("moiety.anytime.run.time.sleep", sleep)
     code, said, err = moiety("--stream", inbox, "--out", tmp_path / "out", *SMALL, "--watch")
+    assert said.startswith(f"Watching {inbox}; Ctrl-C stops")
     assert (code, re.findall(r"t = \d", said)) == (130, ["t = 1", "t = 2"])
     assert "interrupted" in err
     assert os.readlink(tmp_path / "out" / "current") == "versions/0002"

@@ -174,6 +174,8 @@ def run(
                 margin=margin,
             )
             return
+        if watch:
+            typer.echo(f"Watching {stream}; Ctrl-C stops, and the same command goes on.")
         result = run_stream(
             source,
             make,
