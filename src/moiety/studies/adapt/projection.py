@@ -108,8 +108,8 @@ def _asked(settings: Mapping[str, Any], seeds: int, points: int) -> dict[str, tu
 
 def measure(scale: str, device: str, kind: Any, steps: list[Step]) -> dict[Step, float]:
     """Seconds of each kind of step, on a source that was not trained."""
-    made = settings_of(kind, scale)
-    target = load_target(MEASURED[kind], made.get("side", 32))
+    made, sets = settings_of(kind, scale), tables.SCALES[scale].settings["sets"]
+    target = load_target(sets.get(MEASURED[kind], MEASURED[kind]), made.get("side", 32))
     dense = build(kind, 0, made, corpus_of(kind, made)).to(find_device(device))
     mixed = dense.copy()
     mixed.model = upcycle(mixed.model, **moe.mixture("top-k"))
