@@ -235,8 +235,13 @@ def test_contrast_brings_the_examples_of_a_class_together():
     assert same(contrast.contrast(one.start(), rows, steps=40, **words), after)
 
 
-def test_products_are_in_tf32_while_it_trains_and_not_after():
-    before = torch.backends.cuda.matmul.allow_tf32
-    with pool.tf32():
-        assert torch.backends.cuda.matmul.allow_tf32
-    assert torch.backends.cuda.matmul.allow_tf32 == before is False
+@pytest.mark.parametrize("before", [False, True])
+def test_products_are_in_tf32_while_it_trains_and_as_before_afterwards(before):
+    matmul = torch.backends.cuda.matmul
+    found, matmul.allow_tf32 = matmul.allow_tf32, before
+    try:
+        with pool.tf32():
+            assert matmul.allow_tf32
+        assert matmul.allow_tf32 == before
+    finally:
+        matmul.allow_tf32 = found
