@@ -41,7 +41,8 @@ await() {  # for all that was begun
   names=() pids=()
 }
 
-share() {  # the GPU, for as long as this runs
+share() {  # the GPU, for as long as this runs; who set up a daemon for several batches has it used
+  [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || return
   command -v nvidia-cuda-mps-control >/dev/null || return
   CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) && export CUDA_MPS_PIPE_DIRECTORY
   export CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
