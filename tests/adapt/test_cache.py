@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import threading
 from dataclasses import replace
 
 import pytest
@@ -63,6 +65,7 @@ def test_values_that_lie_on_a_device_are_those_of_the_disk(tmp_path, monkeypatch
     torch.manual_seed(0)
     _, data, first = opened("image", tmp_path)
     first.build(data)
+    first.cache.settle()
     lines = first.cache.lines_path.read_text().splitlines(keepends=True)
     first.cache.lines_path.write_text("".join(lines[:2]))  # as if it had been killed there
     torch.manual_seed(0)
@@ -73,6 +76,35 @@ def test_values_that_lie_on_a_device_are_those_of_the_disk(tmp_path, monkeypatch
     assert len(asked) == len(lines) - 2 > 0
     for cached in (first, again):
         assert torch.equal(cached.values, cached.cache.take(torch.arange(len(data))))
+
+
+def test_the_disk_is_not_waited_for_where_the_device_has_the_values(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Cached, "_room", lambda self: torch.full(self.cache.key.shape, torch.nan))
+    _, data, cached = opened("image", tmp_path)
+    open_again, write = threading.Event(), os.pwrite
+
+    def waits(*args):
+        assert open_again.wait(60)
+        return write(*args)
+
+    monkeypatch.setattr(os, "pwrite", waits)
+    cached.build(data)
+    assert not cached.values.isnan().any() and not cached.cache.lines_path.exists()
+    open_again.set()
+    values = cached.values
+    cached.close(done=False)
+    assert len(cached.cache.whole()) == cached.cache.chunks
+    assert torch.equal(values, cached.cache.take(torch.arange(len(data))))
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    _, data, cached = opened("image", tmp_path / "full")
+    cached.build(data)  # the training goes on without the disk
+    assert not cached.values.isnan().any()
+    cached.close(done=False)
+    assert "will be computed again: [Errno 28] No space left on device" in caplog.text
 
 
 def test_it_goes_on_where_it_was_broken_off(tmp_path):

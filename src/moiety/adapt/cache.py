@@ -2,14 +2,15 @@
 
     key = Key(teacher=teacher.weights_key(), input=inputs.digest, layer="cls", shape=(n, d))
     cache = Cache.open(folder, key)          # a cache of another teacher raises
-    cache.build(represent)                   # what is missing; a kill costs the chunks in flight
+    cache.build(fill)                        # what is missing; a kill costs the chunks in flight
     cache.take(rows)                         # [B, D] or [B, L, D]
 
     header.json     what is cached: the key
     values.bin      N records of one size, mapped into memory; rows past an example's tokens are 0
     chunks.jsonl    a line with the checksum of each chunk that is whole
 
-A chunk that is damaged is computed again, in the same batches and so to the same bits.
+A chunk that is damaged is computed again, in the same batches and so to the same bits. So nothing
+waits for the disk: what a power cut takes, its checksum will tell.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import math
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,6 +72,8 @@ class Cache:
         self.rows = max(CHUNK // (self.record * BATCH), 1) * BATCH  # of a chunk
         self.chunks = math.ceil(key.shape[0] / self.rows)
         self.mapped: Tensor | None = None
+        self.pool = ThreadPoolExecutor(WRITERS)
+        self.writing: deque[Future[None]] = deque()
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], key: Key) -> Cache:
@@ -94,29 +97,41 @@ class Cache:
     # -- building ------------------------------------------------------------------------------
 
     def build(
-        self, represent: Callable[[Tensor], Tensor], tick: Callable[[float], None] | None = None
+        self,
+        fill: Callable[[Tensor], Tensor],
+        tick: Callable[[float], None] | None = None,
+        *,
+        wait: bool = True,
     ) -> None:
-        """Compute what is missing; `represent` gives the records of some rows."""
+        """Compute what is missing; `fill` gives the records of the rows of a chunk.
+
+        wait   False: return when all is computed, and write on until `settle`
+        """
         whole = self.whole()
         missing = [c for c in range(self.chunks) if c not in whole]
         if missing:
             self._reserve()
-        with open(self._touched(), "r+b") as file, ThreadPoolExecutor(WRITERS) as pool:
-            # Chunks are fetched, hashed and written while the next ones are computed.
-            writing: deque[Future[str]] = deque()
-            try:
-                for done, chunk in enumerate(missing, 1):
-                    parts = [represent(rows) for rows in self.rows_of(chunk).split(self.batch)]
-                    made = torch.cat([part.to(self.key.torch_dtype) for part in parts])
-                    writing.append(pool.submit(self._write, file.fileno(), chunk, made))
-                    if len(writing) > WRITERS:
-                        io.append_line(self.lines_path, writing.popleft().result())
-                    if tick:
-                        tick(done / len(missing))
-            finally:  # what is computed is kept, whatever happened
-                for one in writing:
-                    io.append_line(self.lines_path, one.result())
+        self._touch()
+        try:
+            for done, chunk in enumerate(missing, 1):
+                # Fetched, hashed and written while the next one is computed.
+                fetch, before = _fetching(fill(self.rows_of(chunk))), [*self.writing][-1:]
+                self.writing.append(self.pool.submit(self._write, chunk, fetch, before))
+                if wait and len(self.writing) > WRITERS:
+                    self.writing.popleft().result()
+                if tick:
+                    tick(done / len(missing))
+        except BaseException:
+            self.settle()  # what is computed is kept
+            raise
+        if wait:
+            self.settle()
         self.mapped = self._map()
+
+    def settle(self) -> None:
+        """Wait until all that is computed is written."""
+        while self.writing:
+            self.writing.popleft().result()
 
     def whole(self) -> set[int]:
         """The chunks that are on the disk as their checksums say; lines of others are removed."""
@@ -130,14 +145,18 @@ class Cache:
     def rows_of(self, chunk: int) -> Tensor:
         return torch.arange(chunk * self.rows, min((chunk + 1) * self.rows, self.key.shape[0]))
 
-    def _write(self, file: int, chunk: int, made: Tensor) -> str:
-        """Put a chunk on the disk, and return its line: where that is, there is a whole chunk."""
-        data = _bytes(made)
-        start, written = chunk * self.rows * self.record, 0
-        while written < len(data):
-            written += os.pwrite(file, data[written:], start + written)
-        os.fsync(file)
-        return json.dumps({"chunk": chunk, "sha256": hashlib.sha256(data).hexdigest()})
+    def _write(
+        self, chunk: int, fetch: Callable[[], Tensor], before: Sequence[Future[None]]
+    ) -> None:
+        """Put a chunk on the disk, and then its line: where that is, there is a whole chunk."""
+        data, start, written = _bytes(fetch()), chunk * self.rows * self.record, 0
+        with open(self.values_path, "r+b") as file:
+            while written < len(data):
+                written += os.pwrite(file.fileno(), data[written:], start + written)
+        line = json.dumps({"chunk": chunk, "sha256": hashlib.sha256(data).hexdigest()})
+        for other in before:  # lines are in order
+            other.result()
+        io.append_line(self.lines_path, line)
 
     def _checksum(self, chunk: int) -> str | None:
         """The checksum of what the disk holds of a chunk."""
@@ -158,10 +177,9 @@ class Cache:
                 f"{self.folder} has room for {told_bytes(free)}: set a cache_limit below that"
             )
 
-    def _touched(self) -> Path:
+    def _touch(self) -> None:
         with open(self.values_path, "ab") as file:
             file.truncate(self.key.bytes)
-        return self.values_path
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -180,6 +198,7 @@ class Cache:
 
     def remove(self) -> None:
         """Give the disk back."""
+        self.pool.shutdown(cancel_futures=True)
         self.mapped = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -239,6 +258,24 @@ def _bytes(value: Tensor) -> memoryview:
     """The values of a tensor as they lie in memory, without a copy where it is on the CPU."""
     flat: Any = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)
+
+
+def _fetching(made: Tensor) -> Callable[[], Tensor]:
+    """How another thread gets a tensor to the CPU, beside what the GPU does after it."""
+    if made.device.type != "cuda":
+        return lambda: made
+    ready = torch.cuda.current_stream(made.device).record_event()
+
+    def fetch() -> Tensor:
+        beside = torch.cuda.Stream(made.device)
+        beside.wait_event(ready)
+        with torch.cuda.stream(beside):
+            fetched = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)
+            fetched.copy_(made, non_blocking=True)
+        beside.synchronize()
+        return fetched
+
+    return fetch
 
 
 def padded(features_BLD: Tensor, real_BL: Tensor, length: int) -> Tensor:

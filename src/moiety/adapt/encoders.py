@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from .cache import digest_of
 
 Batch = dict[str, Tensor]
+MASK = "mask"  # the name of a mask among the tensors of its batch
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Encoder(ABC):
         """Say all that decides how raw examples become tensors: a part of a cache's key."""
 
     def rounded(self, batch: Batch) -> Batch:
-        """The batch with so much padding that few shapes occur."""
+        """The batch, which may hold a mask, with so much padding that few shapes occur."""
         return batch
 
     def sees_padding(self) -> bool:

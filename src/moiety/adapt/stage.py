@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from .. import io
 from ..train.draws import step_seed
 from ..train.fit import seeded
 from ..train.state import read_state, state_bytes
+from .encoders import MASK, Batch, Encoder
 from .follow import Follow
 from .lora import merge, with_adapters
 from .objective import Objective, Target
@@ -36,9 +37,6 @@ from .recipe import Recipe, adamw, set_rate
 from .repeated import Repeated, Tensors
 from .teachers import Teacher
 from .trained import State, Trained, read_trained, to_cpu, write_trained
-
-if TYPE_CHECKING:
-    from .encoders import Batch, Encoder
 
 ORDER, MASKS, NOISE, ADAPTERS = 1, 2, 3, 4  # what a seed is used for
 TOLD = 0.2  # seconds between two words of how far it is
@@ -127,10 +125,11 @@ class Stage:
         rows = self.rows_of(self.step)
         torch.manual_seed(step_seed(step_seed(self.seed, NOISE), self.step))
         batch = self.encoder.batch(self.rows.take(rows))
-        if self.captures:  # few shapes, each captured once
-            batch = self.encoder.rounded(batch)
         lots = torch.Generator().manual_seed(step_seed(step_seed(self.seed, MASKS), self.step))
         masks = self.encoder.mask(batch, lots)
+        if self.captures:  # few shapes, each captured once
+            batch = self.encoder.rounded({**batch, MASK: masks})
+            masks = batch.pop(MASK)
         target = None
         if self.teacher is not None and self.objective.distills(self.step):
             target = self.teacher.ask(rows, batch, masks)
@@ -146,7 +145,7 @@ class Stage:
 
     def _update(self, batch: Batch, masks: Tensor, target: Target | None) -> dict[str, Tensor]:
         """Change the weights; on a GPU, where that is wanted, as one CUDA graph."""
-        tensors = {**batch, "": masks}
+        tensors = {**batch, MASK: masks}
         if target is not None and target.values is not None:
             tensors["target"] = target.values
         # The weights of a teacher are the same at every step; its routers' decisions are not.
@@ -160,7 +159,7 @@ class Stage:
 
     def _change(self, tensors: Tensors, target: Target | None) -> dict[str, Tensor]:
         batch = dict(tensors)
-        masks, values = batch.pop(""), batch.pop("target", None)
+        masks, values = batch.pop(MASK), batch.pop("target", None)
         if target is not None:
             target = dataclasses.replace(target, values=values)
         self.optimizer.zero_grad()

@@ -61,16 +61,21 @@ class Cached(Teacher):
     def build(self, data: Any, tick: Callable[[float], None] | None = None) -> None:
         """Compute what the cache lacks."""
         self.values = self._room()
-        kept = torch.ones(len(data), dtype=torch.bool)  # on the disk, from an earlier run
+        key, kept = self.cache.key, torch.ones(len(data), dtype=torch.bool)  # on the disk already
 
-        def represent(rows: Tensor) -> Tensor:
-            made = self.represent(data, rows)
-            if self.values is not None:
-                self.values[rows.to(self.device)] = made.to(self.values.dtype)
-                kept[rows] = False
+        def fill(rows: Tensor) -> Tensor:
+            kept[rows] = False
+            if self.values is None:
+                shape = (len(rows), *key.shape[1:])
+                made = torch.empty(shape, dtype=key.torch_dtype, device=self.device)
+            else:
+                made = self.values[rows[0] : rows[-1] + 1]
+            for part, some in zip(made.split(self.cache.batch), rows.split(self.cache.batch)):
+                part.copy_(self.represent(data, some))
             return made
 
-        self.cache.build(represent, tick)
+        # What is on the GPU need not be on the disk before the training begins.
+        self.cache.build(fill, tick, wait=self.values is None)
         if self.values is not None:
             rows = kept.nonzero().squeeze(1)
             self.values[rows.to(self.device)] = self.cache.take(rows).to(self.device)
@@ -120,9 +125,14 @@ class Cached(Teacher):
 
     def close(self, done: bool) -> None:
         self.pool.shutdown()
-        self.values = None
         if done:
             self.cache.remove()
+        else:
+            try:
+                self.cache.settle()
+            except OSError as error:
+                log.warning("the cache is not whole and will be computed again: %s", error)
+        self.values = None
 
 
 def cache_key(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from .encoders import Batch, Encoder, Masked, Represented
+from .encoders import MASK, Batch, Encoder, Masked, Represented
 from .masks import mean_over_masked, token_mask
 
 LENGTH = 128  # tokens of a row where nothing else is said
@@ -99,7 +99,7 @@ class TextEncoder(Encoder):
         """To a multiple of 32 tokens, or to the most that the model reads."""
         length = batch["input_ids"].shape[1]
         more = min(-(-length // ROUND) * ROUND, self.longest) - length
-        values = {"input_ids": self.pad, "attention_mask": 0, "special_tokens_mask": True}
+        values = {"input_ids": self.pad, "attention_mask": 0, "special_tokens_mask": True, MASK: -1}
         return {name: F.pad(batch[name], (0, more), value=values[name]) for name in batch}
 
     def mask(self, batch: Batch, generator: torch.Generator) -> Tensor:
