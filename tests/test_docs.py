@@ -122,6 +122,40 @@ def test_adversarial_training_costs_what_was_measured():
     assert not near(written["0"], [100 * found[arm]["error at 1/255"] for arm in arms])
 
 
+# -- docs/anytime.md -------------------------------------------------------------------------------
+
+
+def test_streams_of_images_went_as_is_written():
+    found = means("anytime-mnist")
+    waits, growing = tables("anytime.md", "| learner | w") + tables("anytime.md", "| learner | aver")
+    assert len(waits) == 6 and len(growing) == 10
+    for name, row in waits.items():
+        cells = [found[f"{name} w={w}"]["average error"] for w in (1, 5, 10, 50, 100, 500)]
+        assert near(row, cells), name
+    columns = ["average error", "relative compute", "gain at equal compute", "gain at equal memory"]
+    for name, row in growing.items():
+        assert near(row, [found[f"{name} w=50"][column] for column in columns]), name
+    found, (policies,) = means("anytime-adaptive-wait"), tables("anytime.md", "| policy |")
+    assert set(policies) == {"best fixed", "plateau", "budget"}
+    for name, row in policies.items():
+        arms = [found[f"{name}, {size}"] for size in ("small", "large")]
+        assert near(row, [a[column] for a in arms for column in ("average error", "phases")]), name
+
+
+def test_streams_of_text_went_as_is_written():
+    found, (language,) = means("anytime-language"), tables("anytime.md", "| learner | base")
+    assert {f"base {name}" for name in language} == {arm for arm in found if arm[:4] == "base"}
+    for name, row in language.items():
+        arms = [found[f"{size} {name}"] for size in ("base", "large")]
+        cells = [arm[column] for arm in arms for column in ("average perplexity", "last")]
+        assert near(row, cells), name
+    found, (models,) = means("anytime-sequential"), tables("anytime.md", "| model | seq")
+    columns = [f"{way}, k = {k}" for k in (3, 4) for way in ("sequential", "i.i.d.")]
+    for name, row in models.items():
+        assert near(row, [found[name][column] for column in [*columns, "restarts"]]), name
+    assert set(models) == {"small", "big"}
+
+
 # -- docs/cosine.md --------------------------------------------------------------------------------
 
 
