@@ -152,10 +152,11 @@ def measure(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
 
     one_pass()  # what libraries set up once
     builds, passes = [], []
+    made: list[Teacher] = []
     for number in range(args.rounds):
-        own, made = encoder.copy(), []
+        own = encoder.copy()
         passes.append(timed(one_pass, device))
-        builds.append(timed(lambda: made.append(cache(number, own)), device))
+        builds.append(timed(lambda n=number, own=own: made.append(cache(n, own)), device))
         made.pop().close(True)
     cached = cache(args.rounds, encoder.copy())
     first = encoder.batch(rows.take(torch.arange(batch)))

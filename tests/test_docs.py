@@ -127,7 +127,9 @@ def test_adversarial_training_costs_what_was_measured():
 
 def test_streams_of_images_went_as_is_written():
     found = means("anytime-mnist")
-    waits, growing = tables("anytime.md", "| learner | w") + tables("anytime.md", "| learner | aver")
+    waits, growing = tables("anytime.md", "| learner | w") + tables(
+        "anytime.md", "| learner | aver"
+    )
     assert len(waits) == 6 and len(growing) == 10
     for name, row in waits.items():
         cells = [found[f"{name} w={w}"]["average error"] for w in (1, 5, 10, 50, 100, 500)]

@@ -3,6 +3,7 @@
 import gzip
 import os
 import re
+import shutil
 
 import pytest
 import torch
@@ -63,6 +64,20 @@ def test_a_folder_is_learned_from_once_and_again_when_more_has_arrived(moiety, i
     assert [line["phase"] for line in lines] == [0, 1, 1, 2]
     assert lines[0]["error"] == 0.5
     assert read_current(tmp_path / "out").card["rows"] == 96
+
+
+def test_what_a_file_lacks_or_repeats_is_said(moiety, inbox, tmp_path):
+    shutil.copy(inbox / "1.csv.gz", inbox / "4.csv.gz")
+    rows = gzip.decompress((inbox / "2.csv.gz").read_bytes()).decode().splitlines()
+    rows[3:5] = ["0.5,0.5,", "0.1,0.2,"]
+    (inbox / "2.csv.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
+    out = tmp_path / "out"
+    code, _, warned = moiety("--stream", inbox, "--out", out, "--target", "label", *SMALL)
+    warned = " ".join(warned.split())
+    assert code == 0
+    assert "2.csv.gz is mega-batch 2: 2 of its rows have no target and are left out" in warned
+    assert "4.csv.gz is mega-batch 4: it has the same bytes as mega-batch 1, 1.csv.gz" in warned
+    assert [line["rows"] for line in read_ledger(out / "ledger.jsonl")] == [24, 22, 24, 24]
 
 
 def test_a_data_set_is_cut_and_scored_on_its_own_test_split(moiety, tmp_path):

@@ -32,6 +32,7 @@ class Examples:
 
     x: Tensor
     y: Tensor
+    left_out: int = 0  # rows of their file that have no target
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):

@@ -41,7 +41,7 @@ class Seen:
     """A file that a look at the folder met: now a mega-batch, or the reason why not.
 
     A journalled file that changed or vanished is met here too, with its reason. A file that was
-    taken without proof has both, a number and a warning as its reason.
+    taken with a warning, such as one without proof, has both, a number and that as its reason.
     """
 
     name: str
@@ -322,7 +322,13 @@ class Folder(Stream):
             return self._take(path)
         if self._formed or entry.number == 1:
             self.read, self._formed = read, True
-        return entry, proof.warning
+        warned = [proof.warning] if proof.warning else []
+        if examples.left_out:
+            warned.append(f"{examples.left_out} of its rows have no target and are left out")
+        twin = next(old for old in self.journal if old.sha256 == entry.sha256)
+        if twin.number < entry.number:
+            warned.append(f"it has the same bytes as mega-batch {twin.number}, {twin.name}")
+        return entry, "; ".join(warned)
 
     def _stamp(self, path: Path) -> object:
         """What changes when a file or its .done does; none where that cannot be told yet."""

@@ -95,7 +95,7 @@ class Rows:
         if unseen:
             raise NewClass(f"{path.name} has the class {unseen[0]!r} of {self.target}")
         y = torch.tensor([ids[word] for word in labels], dtype=torch.long)
-        return Examples(self._inputs(inputs, path.name), y)
+        return Examples(self._inputs(inputs, path.name), y, left_out=len(frame) - len(y))
 
     def inputs(self, rows: Path | pandas.DataFrame) -> torch.Tensor:
         """The inputs of all rows, which may have further columns and need no target."""
