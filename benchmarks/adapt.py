@@ -47,11 +47,11 @@ LIMITS = {"cached ÷ constant": 1.05, "time ÷ FLOPs": 1.15, "build ÷ pass": 1.
 LR = 1e-5
 MODELS: dict[str, dict[str, Any]] = {
     "vit-mae-base": {"kind": "image", "side": 224, "patch": 16, "dim": 768, "depth": 12,
-                     "decoder": (512, 8), "batch": 64, "examples": 2048},
+                     "decoder": (512, 8), "batch": 64, "examples": 8192},
     "tiny-image": {"kind": "image", "side": 32, "patch": 4, "dim": 192, "depth": 12,
                    "decoder": (128, 4), "batch": 64, "examples": 32768},
     "roberta-base": {"kind": "text", "length": 128, "words": 50265, "dim": 768, "depth": 12,
-                     "batch": 128, "examples": 2048},
+                     "batch": 128, "examples": 8192},
     "tiny-text": {"kind": "text", "length": 128, "words": 8192, "dim": 256, "depth": 6,
                   "batch": 64, "examples": 16384},
 }  # fmt: skip

@@ -259,3 +259,29 @@ def test_a_teacher_that_can_be_cached_says_how_large_it_is(tmp_path, caplog):
     assert isinstance(made, Cached) and made.online is None
     assert "the teacher's representations take 15.4 kB" in caplog.text  # 24 · 10 tokens · 16 · 4
     assert json.loads((folder / "header.json").read_text())["shape"] == [24, 10, 16]
+
+
+# -- on a GPU --------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("room", [True, False], ids=["on the GPU", "on the disk"])
+def test_a_gpu_names_a_teacher_and_writes_its_cache_as_a_cpu_does(tmp_path, monkeypatch, room):
+    monkeypatch.setattr(caching, "PIECE", 1000)  # a tensor is fetched in many
+    teacher, data = frozen(encoder("text")), rows("text", 18)
+    name = teacher.weights_key()
+    assert teacher.to("cuda").weights_key() == name
+    if not room:
+        monkeypatch.setattr(Cached, "_room", lambda self: None)
+    made = make_teacher(teacher.copy(), Objective(), data, look_through(teacher, data), tmp_path)
+    made.cache.settle()
+    assert len(made.cache.whole()) == made.cache.chunks > 1
+    kept = made.cache.take(torch.arange(len(data)))
+    if room:
+        assert torch.equal(made.values.cpu(), kept)
+    batch = teacher.batch(data.take(torch.arange(len(data))))
+    said = teacher.represent(batch)
+    wanted = torch.where(said.real[..., None], said.features, 0.0).cpu()
+    torch.testing.assert_close(kept, wanted, rtol=1e-4, atol=1e-5)
+    made.close(done=True)

@@ -40,6 +40,7 @@ CHUNK = 32 * 2**20  # bytes that are written at once
 DTYPES = ("float32", "bfloat16", "float16")
 BATCH = 64  # examples that a teacher sees at once
 WRITERS = 3  # threads, and chunks that wait for one
+PIECE = 8 * 2**20  # bytes that a hash fetches from a GPU at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,12 +252,19 @@ def digest_of(name: str, value: Tensor) -> str:
 
 def _update(digest: Any, name: str, value: Tensor) -> None:
     digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-    digest.update(_bytes(value))
+    flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    if value.device.type != "cuda":
+        digest.update(_bytes(flat))
+        return
+    # By way of a little memory that is used again: fresh pages cost more than a hash of them.
+    staged = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
+    for piece in flat.split(PIECE):
+        digest.update(_bytes(staged[: len(piece)].copy_(piece)))
 
 
 def _bytes(value: Tensor) -> memoryview:
-    """The values of a tensor as they lie in memory, without a copy where it is on the CPU."""
-    flat: Any = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    """The values of a tensor of the CPU as they lie in memory, without a copy."""
+    flat: Any = value.contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)
 
 

@@ -174,7 +174,7 @@ class Encoder(ABC):
         With `whole` also of those of head or decoder: the name of a model.
         """
         state = sorted((self.model if whole else self.trunk).state_dict().items())
-        with ThreadPoolExecutor() as pool:  # a hash of much lets others run
+        with ThreadPoolExecutor(4) as pool:  # a hash of much lets others run
             digests = pool.map(lambda named: digest_of(*named), state)
             return hashlib.sha256("".join(digests).encode()).hexdigest()
 
