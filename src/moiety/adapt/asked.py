@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .recipe import WARM_STEPS
+
 Way = Literal["self-distill", "further", "compare"]
 PRETRAINING = (
     *("steps", "batch", "lr", "checks", "stop", "patience", "precision", "warm_steps"),
@@ -33,7 +35,7 @@ class Asked:
     stop: Literal["probe"] | None = None
     patience: int = 3
     precision: Literal["float32", "bfloat16"] = "float32"
-    warm_steps: int = 500
+    warm_steps: int = WARM_STEPS
     lora: int | None = None
     # self-distillation
     rounds: int = 1

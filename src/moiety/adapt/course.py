@@ -28,7 +28,7 @@ from .follow import Follow
 from .heads import warm_up
 from .lora import with_adapters
 from .objective import Objective
-from .recipe import Recipe
+from .recipe import WARM_STEPS, Recipe
 from .stage import FURTHER, Stage
 from .teachers import frozen, make_teacher
 from .trained import State, Trained, read_trained, to_cpu
@@ -54,7 +54,7 @@ class Course:
     save_every: float = 30.0
     tick: Tick | None = None
     capture: bool = False
-    warm_steps: int = 500  # of a head that had to be made
+    warm_steps: int = WARM_STEPS  # of a head that had to be made
     initial: State = dataclasses.field(default_factory=dict)
     inputs: Inputs = dataclasses.field(default_factory=lambda: Inputs(None, 0))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from .. import io
 from .encoders import Encoder
+from .recipe import WARM_STEPS
 from .stage import Recipe, Stage, Trained, read_trained
 
 LR = 1e-3
@@ -25,7 +26,7 @@ def warm_up(
     encoder: Encoder,
     rows: Any,
     *,
-    steps: int = 500,
+    steps: int = WARM_STEPS,
     batch: int = 64,
     lr: float = LR,
     weight_decay: float = 0.01,

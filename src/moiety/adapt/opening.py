@@ -19,7 +19,7 @@ from .encoders import Encoder
 from .follow import Follow
 from .labelled import Labelled, read_labelled
 from .lora import check_adaptable
-from .recipe import BATCHES, RATES, Recipe
+from .recipe import BATCHES, RATES, WARM_STEPS, Recipe
 
 Source = str | os.PathLike[str] | nn.Module | Encoder
 
@@ -88,7 +88,7 @@ def open_course(
         seed=seed,
         follow=Follow(held, source, labelled, seed=seed),
         out=folder,
-        warm_steps=options.get("warm_steps", 500),
+        warm_steps=options.get("warm_steps", WARM_STEPS),
         save_every=options.get("save_every", 30.0),
         tick=options.get("tick"),
         capture=options.get("capture", False),

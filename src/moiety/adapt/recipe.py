@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # By kind, from Table 9: learning rate and batch of (further) pre-training.
 RATES = {"image": 1.5e-4, "text": 1e-4}
 BATCHES = {"image": 64, "text": 128}
+WARM_STEPS = 500  # of a head or decoder that a model lacks
 
 
 @dataclass(frozen=True, kw_only=True)

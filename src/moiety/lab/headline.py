@@ -72,12 +72,12 @@ def told_apart(result: Result, best: str, other: str) -> bool:
         arm["name"]: {int(seed): value for seed, value in arm["metrics"][main]["values"].items()}
         for arm in result["arms"]
     }
+    others = max(len(result["arms"]) - 1, 1)
     try:
         differences = paired(values[best], values[other])
+        low, high = t_interval(differences, level=1 - 0.05 / others)
     except ValueError:  # fewer than two seeds in common
         return False
-    others = max(len(result["arms"]) - 1, 1)
-    low, high = t_interval(differences, level=1 - 0.05 / others)
     return not low <= 0 <= high
 
 

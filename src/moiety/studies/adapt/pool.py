@@ -46,6 +46,7 @@ from ...train import seeded
 from ...train.draws import step_seed
 from .contrast import contrast
 from .corpora import checksums
+from .packaged import packaged
 from .sources import Source, settings_of, source
 from .targets import TARGETS, Examples, Target, load_target
 
@@ -130,7 +131,10 @@ def case_of(settings: Mapping[str, Any], seed: int, device: torch.device) -> Cas
     """The case of a trial; at a small scale another set may stand in for the arm's."""
     target = settings["sets"].get(settings["target"], settings["target"])
     kind = kind_of(target)
-    found = source(kind, seed, settings["source"], device=device)
+    if "model" in settings:
+        found = packaged(settings["model"], seed)
+    else:
+        found = source(kind, seed, settings["source"], device=device)
     side = settings_of(kind, settings["source"]).get("side", 0)
     return Case(
         source=found,

@@ -111,7 +111,7 @@ NOTES: Sequence[str] = (
     "and lengths; main trials of that seed are other fine-tunes; the test is read by main trials, "
     "once each, after training",
     "cut: to fit the time, the lengths above, rounds 4 and 5, all but three sizes of the "
-    "low-resource study, a second fine-tune of a seed, and MiniLM as a further case",
+    "low-resource study, and a second fine-tune of a seed",
     "runs: all studies of the paper read the same encoders and fine-tunes, so that their verdicts "
     "are not independent",
 )

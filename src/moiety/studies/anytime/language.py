@@ -228,7 +228,8 @@ TEXT_NOTES = (
     "smallest scale: a text of a small grammar in the place of the corpus",
 )
 TEXT_DEVIATIONS = (
-    "a hundredth of the paper's model and a thousandth of its text; Books, Wikipedia and Common "
+    "an eighth (base) and a fifth (large) of the paper's parameters, a thousandth of its text and "
+    "448 steps a mega-batch instead of 120 000; Books, Wikipedia and Common "
     "Crawl are replaced by film reviews",
     "validation data are of the mega-batch itself, not a fixed set",
     "base is 4 layers × 256 (6 × 512 in the paper), large 6 × 512 (12 × 768), length 256 (512)",
