@@ -107,6 +107,44 @@ def test_the_disk_is_not_waited_for_where_the_device_has_the_values(tmp_path, mo
     assert "will be computed again: [Errno 28] No space left on device" in caplog.text
 
 
+def test_a_disk_that_failed_once_is_tried_again(tmp_path, monkeypatch):
+    _, data, cached = opened("image", tmp_path)
+    write, left = os.pwrite, [1]
+
+    def fails_once(*args):
+        if left:
+            left.pop()
+            raise OSError(28, "No space left on device")
+        return write(*args)
+
+    monkeypatch.setattr(os, "pwrite", fails_once)
+    with pytest.raises(OSError, match="No space left"):
+        cached.build(data)
+    assert not cached.cache.writing
+    cached.build(data)
+    assert len(cached.cache.whole()) == cached.cache.chunks
+
+
+def test_what_interrupts_a_build_is_what_is_raised_and_nobody_writes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(Cached, "_room", lambda self: torch.full(self.cache.key.shape, torch.nan))
+    teacher, data, writes = frozen(encoder("image")), rows("image", 18), []
+
+    def fails(*args):
+        writes.append(1)
+        raise RuntimeError("a writer's own trouble")
+
+    def interrupted(self, data, chosen):
+        if chosen[0] == 8:
+            raise KeyboardInterrupt
+        return torch.zeros(len(chosen), *self.cache.key.shape[1:])
+
+    monkeypatch.setattr(os, "pwrite", fails)
+    monkeypatch.setattr(Cached, "represent", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_teacher(teacher, Objective(), data, look_through(teacher, data), tmp_path)
+    assert len(writes) == 1  # after one that failed none is tried
+
+
 def test_it_goes_on_where_it_was_broken_off(tmp_path):
     _, data, whole = opened("text", tmp_path / "whole")
     whole.build(data)

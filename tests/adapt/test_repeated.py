@@ -1,10 +1,13 @@
 """Steps that a GPU repeats as one graph: the same weights, few shapes, what cannot be captured."""
 
+import os
+import time
+
 import pytest
 import torch
 from rows import encoder, labelled, moved, rows
 
-from moiety.adapt import finetune, repeated, stage
+from moiety.adapt import cache, finetune, repeated, stage
 from moiety.adapt.pretrain import further_pretrain, self_distill
 from moiety.adapt.repeated import WARM, Repeated
 
@@ -106,6 +109,34 @@ def test_a_captured_stage_is_near_the_plain_one(kind, match):
     graphs = self_distill(model, data, capture=True, **words)
     initial = plain.initial
     assert near(plain.stages[-1].state, initial) > 1e-3
+    assert near(plain.stages[-1].state, graphs.stages[-1].state) < 1e-4
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("error:.*trains without a CUDA graph")
+def test_a_cache_is_written_while_a_step_is_captured(monkeypatch):
+    monkeypatch.setattr(cache, "BATCH", 1)
+    monkeypatch.setattr(cache, "CHUNK", 1)
+    written, during, write = [], [], os.pwrite
+
+    def slow(*args):
+        time.sleep(0.05)
+        written.append(write(*args))
+        return written[-1]
+
+    def seen(*args, real=repeated.capture):
+        during.append(len(written))
+        return real(*args)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    monkeypatch.setattr(repeated, "capture", seen)
+    model, data = without_dropout(encoder("image")).to("cuda"), rows("image", 60)
+    words = {**SHORT, "teacher": moved(model.copy().to("cpu")).model.state_dict()}
+    plain = self_distill(model, data, **words)
+    written.clear()
+    graphs = self_distill(model, data, capture=True, **words)
+    assert during[0] < len(data)
     assert near(plain.stages[-1].state, graphs.stages[-1].state) < 1e-4
 
 

@@ -15,14 +15,16 @@ waits for the disk: what a power cut takes, its checksum will tell.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import io
+from ..train.graph import ALONE
 
 if TYPE_CHECKING:
     from .encoders import Batch, Encoder
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 CHUNK = 32 * 2**20  # bytes that are written at once
 DTYPES = ("float32", "bfloat16", "float16")
 BATCH = 64  # examples that a teacher sees at once
-WRITERS = 3  # threads, and chunks that wait for one
+WAITING = 3  # chunks that are computed and not written yet
 PIECE = 8 * 2**20  # bytes that a hash fetches from a GPU at once
 
 
@@ -73,8 +76,9 @@ class Cache:
         self.rows = max(CHUNK // (self.record * BATCH), 1) * BATCH  # of a chunk
         self.chunks = math.ceil(key.shape[0] / self.rows)
         self.mapped: Tensor | None = None
-        self.pool = ThreadPoolExecutor(WRITERS)
+        self.pool = ThreadPoolExecutor(1)  # so that lines are in order
         self.writing: deque[Future[None]] = deque()
+        self.failed = False
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], key: Key) -> Cache:
@@ -108,7 +112,8 @@ class Cache:
 
         wait   False: return when all is computed, and write on until `settle`
         """
-        whole = self.whole()
+        self.settle()
+        self.failed, whole = False, self.whole()
         missing = [c for c in range(self.chunks) if c not in whole]
         if missing:
             self._reserve()
@@ -116,23 +121,35 @@ class Cache:
         try:
             for done, chunk in enumerate(missing, 1):
                 # Fetched, hashed and written while the next one is computed.
-                fetch, before = _fetching(fill(self.rows_of(chunk))), [*self.writing][-1:]
-                self.writing.append(self.pool.submit(self._write, chunk, fetch, before))
-                if wait and len(self.writing) > WRITERS:
-                    self.writing.popleft().result()
+                fetch = _fetching(fill(self.rows_of(chunk)))
+                self.writing.append(self.pool.submit(self._write, chunk, fetch))
+                if wait and len(self.writing) > WAITING:
+                    self.writing[0].result()
+                    self.writing.popleft()
                 if tick:
                     tick(done / len(missing))
+            if wait:
+                self.settle()
         except BaseException:
-            self.settle()  # what is computed is kept
+            with contextlib.suppress(Exception):
+                self.settle()  # what is computed is kept
             raise
-        if wait:
-            self.settle()
         self.mapped = self._map()
 
     def settle(self) -> None:
         """Wait until all that is computed is written."""
-        while self.writing:
-            self.writing.popleft().result()
+        try:
+            for one in self.writing:
+                one.result()
+        finally:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Write no more than what is being written."""
+        for one in self.writing:
+            one.cancel()
+        wait_for(self.writing)
+        self.writing.clear()
 
     def whole(self) -> set[int]:
         """The chunks that are on the disk as their checksums say; lines of others are removed."""
@@ -146,18 +163,20 @@ class Cache:
     def rows_of(self, chunk: int) -> Tensor:
         return torch.arange(chunk * self.rows, min((chunk + 1) * self.rows, self.key.shape[0]))
 
-    def _write(
-        self, chunk: int, fetch: Callable[[], Tensor], before: Sequence[Future[None]]
-    ) -> None:
+    def _write(self, chunk: int, fetch: Callable[[], Tensor]) -> None:
         """Put a chunk on the disk, and then its line: where that is, there is a whole chunk."""
-        data, start, written = _bytes(fetch()), chunk * self.rows * self.record, 0
-        with open(self.values_path, "r+b") as file:
-            while written < len(data):
-                written += os.pwrite(file.fileno(), data[written:], start + written)
-        line = json.dumps({"chunk": chunk, "sha256": hashlib.sha256(data).hexdigest()})
-        for other in before:  # lines are in order
-            other.result()
-        io.append_line(self.lines_path, line)
+        if self.failed:  # at a chunk before: this one would fail, too
+            return
+        try:
+            data, start, written = _bytes(fetch()), chunk * self.rows * self.record, 0
+            with open(self.values_path, "r+b") as file:
+                while written < len(data):
+                    written += os.pwrite(file.fileno(), data[written:], start + written)
+            line = json.dumps({"chunk": chunk, "sha256": hashlib.sha256(data).hexdigest()})
+            io.append_line(self.lines_path, line)
+        except BaseException:
+            self.failed = True
+            raise
 
     def _checksum(self, chunk: int) -> str | None:
         """The checksum of what the disk holds of a chunk."""
@@ -199,7 +218,7 @@ class Cache:
 
     def remove(self) -> None:
         """Give the disk back."""
-        self.pool.shutdown(cancel_futures=True)
+        self._drop()
         self.mapped = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -254,7 +273,7 @@ def _update(digest: Any, name: str, value: Tensor) -> None:
     digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
     flat = value.detach().contiguous().reshape(-1).view(torch.uint8)
     if value.device.type != "cuda":
-        digest.update(_bytes(flat))
+        digest.update(_bytes(flat.cpu()))
         return
     # By way of a little memory that is used again: fresh pages cost more than a hash of them.
     staged = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
@@ -271,16 +290,17 @@ def _bytes(value: Tensor) -> memoryview:
 def _fetching(made: Tensor) -> Callable[[], Tensor]:
     """How another thread gets a tensor to the CPU, beside what the GPU does after it."""
     if made.device.type != "cuda":
-        return lambda: made
+        return made.cpu
     ready = torch.cuda.current_stream(made.device).record_event()
 
     def fetch() -> Tensor:
-        beside = torch.cuda.Stream(made.device)
-        beside.wait_event(ready)
-        with torch.cuda.stream(beside):
-            fetched = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)
-            fetched.copy_(made, non_blocking=True)
-        beside.synchronize()
+        with ALONE:
+            beside = torch.cuda.Stream(made.device)
+            beside.wait_event(ready)
+            with torch.cuda.stream(beside):
+                fetched = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)
+                fetched.copy_(made, non_blocking=True)
+            beside.synchronize()
         return fetched
 
     return fetch

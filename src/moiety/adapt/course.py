@@ -139,7 +139,7 @@ class Course:
             done = True
             return trained
         finally:
-            teacher.close(done)
+            teacher.close(done or folder is None)  # nobody goes on in a folder that is lost
 
     def _stage(self, name: str, recipe: Recipe, **words: Any) -> Stage:
         return Stage(

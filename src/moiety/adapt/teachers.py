@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..train.graph import ALONE
 from .cache import Cache, Inputs, Key, padded, told_bytes
 from .mixtures import coupling
 from .objective import Objective, Target
@@ -121,18 +122,19 @@ class Cached(Teacher):
 
     def _read(self, rows: Tensor) -> Tensor:
         read = self.cache.take(rows)
-        return read.pin_memory() if self.device.type == "cuda" else read
+        if self.device.type != "cuda":
+            return read
+        with ALONE:
+            return read.pin_memory()
 
     def close(self, done: bool) -> None:
         self.pool.shutdown()
-        if done:
-            self.cache.remove()
-        else:
-            try:
-                self.cache.settle()
-            except OSError as error:
-                log.warning("the cache is not whole and will be computed again: %s", error)
-        self.values = None
+        try:
+            self.cache.remove() if done else self.cache.settle()
+        except Exception as error:  # the training itself is what counts
+            log.warning("the cache is not whole and will be computed again: %s", error)
+        finally:
+            self.values = None
 
 
 def cache_key(
@@ -196,7 +198,11 @@ def make_teacher(
         return Teacher(encoder, objective, why)
     log.info("the teacher's representations take %s in %s", told_bytes(key.bytes), folder)
     cached = Cached(encoder, objective, Cache.open(folder, key))
-    cached.build(data, tick)
+    try:
+        cached.build(data, tick)
+    except BaseException:
+        cached.close(False)
+        raise
     return cached
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+# Held by a capture, which breaks where another thread asks CUDA for memory, and by such threads.
+ALONE = threading.Lock()
 
 
 @dataclass
@@ -44,7 +48,7 @@ def capture(
     usual, own = live.graphsafe_get_state(), live.clone_state()
     live.graphsafe_set_state(own)
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with ALONE, torch.cuda.graph(graph, pool=pool):
             result = step(rows)
     except RuntimeError as error:
         torch.cuda.synchronize()
