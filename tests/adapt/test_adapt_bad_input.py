@@ -173,7 +173,10 @@ def test_which_array_holds_the_images(refused, given, tmp_path, capsys):
     assert said == "two.npz has no array 'c'; it has a, b"
     np.savez(tmp_path / "wide.npz", x=pixels.astype(np.float32))
     said = refused("mae", tmp_path / "wide.npz")  # the only array is taken, whatever its name
-    assert said == "wide.npz: images must be uint8 [N, H, W, C], got float32 [20, 12, 12, 3]"
+    assert (
+        said
+        == "wide.npz: images must be uint8 [N, H, W, C] or, grey ones, [N, H, W], got float32 [20, 12, 12, 3]"
+    )
     np.savez(tmp_path / "one.npz", x=pixels)
     for words in (("one.npz",), ("two.npz", "--text", "b")):
         words = (tmp_path / words[0], *words[1:], "--dry-run", "--out", tmp_path / "out")
@@ -209,7 +212,8 @@ def test_another_command_in_the_same_folder(refused, given, tmp_path, capsys):
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.json")}
     said = refused("roberta", "texts.txt", "--method", "further", "--lr", 0.1)
     assert said == (
-        f"{tmp_path / 'out'} was begun with lr None, not 0.1: give the same, or another folder"
+        f"{tmp_path / 'out'} was begun with lr at its default (now 0.1): give the same, or "
+        "another folder"
     )
     said = refused("mae", "texts.txt", "--method", "further")
     assert "was begun with model '" in said  # as it was named

@@ -231,6 +231,17 @@ def test_images_of_a_folder_an_array_and_a_dataset(tmp_path, viewer):
     assert batch["pixel_values"].shape == (2, 3, 12, 12)
 
 
+def test_grey_arrays_need_no_channels(tmp_path):
+    viewer = Encoder.load(tiny.vit_mae(channels=1).eval())
+    images = tiny.pictures(20, channels=1)
+    np.save(tmp_path / "a.npy", images[:, 0].numpy())
+    np.savez(tmp_path / "b.npz", train_images=images[:, 0].numpy(), train_labels=np.zeros(20))
+    for name in ("a.npy", "b.npz"):
+        assert both(read_corpus(tmp_path / name, viewer)) == sorted(
+            image.numpy().tobytes() for image in images
+        )
+
+
 def test_other_images_are_refused_or_made_to_fit(tmp_path, viewer):
     large, grey = tiny.pictures(6, 16), tiny.pictures(6, channels=1)
     save_images(tmp_path / "large", large)
@@ -272,6 +283,17 @@ def test_the_test_file_is_not_read_before_its_time(tmp_path, reader):
     assert data.train.part([1, 2]).labels.tolist() == [1, 0]
     with pytest.raises(ValueError, match="this is not JSON"):
         data.test()
+
+
+def test_rows_without_a_class_are_left_out_and_told(tmp_path, reader):
+    folder = split_folder(tmp_path)
+    with open(folder / "train.jsonl", "a") as file:
+        file.write('{"text": "w1 w2", "label": null}\n{"text": "w3 w4"}\n')
+    data = read_labelled(folder, reader)
+    assert len(data.train) == 40
+    assert data.notes == ["train.jsonl: 2 rows without label are left out"]
+    table = write_table(tmp_path / "all.jsonl", tiny.texts(41), [*["yes", "no"] * 20, None])
+    assert read_labelled(table, reader).notes == ["targets: 1 rows without a target were left out"]
 
 
 def test_the_test_split_is_read_once(tmp_path, reader):

@@ -401,6 +401,7 @@ def test_scores_by_hand():
     assert found["macro_f1"] == pytest.approx((2 / 3 + 4 / 5 + 0) / 3)
     assert found["accuracy"] == found["micro_f1"] == pytest.approx(4 / 6)
     assert found["loss"] == pytest.approx(math.log(math.e + 3) - 4 / 6)
+    assert found["largest_class"] == 3 / 6
     skipped = scores(F.one_hot(answers, 4).double(), labels, skip=0)
     assert skipped["macro_f1"] == pytest.approx((4 / 5 + 0) / 2)
     assert skipped["micro_f1"] == pytest.approx(2 * 2 / (3 + 3))

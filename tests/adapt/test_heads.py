@@ -144,19 +144,25 @@ def test_freezing_ends_with_an_error(tmp_path):
     assert all(p.requires_grad for p in encoder.model.parameters())
 
 
-def test_a_new_model_knows_where_its_patches_are():
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_model_is_told_where_its_patches_are(tmp_path, loaded):
     model = T.ViTMAEForPreTraining(tiny.vit_mae().config)
+    if loaded:
+        model.save_pretrained(tmp_path)
+        model = T.ViTMAEForPreTraining.from_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="reads its patches in no order"):
         Encoder.load(model)
     embeddings = model.vit.embeddings
     token, weight = embeddings.cls_token.clone(), embeddings.patch_embeddings.projection.weight
-    before = weight.clone()
+    before, mask = weight.clone(), model.decoder.mask_token.clone()
     place_patches(model)
     for table in (embeddings.position_embeddings, model.decoder.decoder_pos_embed):
         assert len(table[0].unique(dim=0)) == 10
-        assert not table.requires_grad
+        assert loaded or not table.requires_grad  # `from_pretrained` forgets that it is fixed
     assert torch.equal(embeddings.cls_token, token)
-    assert torch.equal(weight, before)
+    assert torch.equal(weight, before) and torch.equal(model.decoder.mask_token, mask)
+    model.save_pretrained(tmp_path)
+    model = T.ViTMAEForPreTraining.from_pretrained(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Encoder.load(model)

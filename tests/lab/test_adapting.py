@@ -57,6 +57,14 @@ def test_arms_that_answer_alike_differ_by_less_than_the_margin_only_on_many_exam
     assert judge(same, labels(100), metric="accuracy", margin=0.01).reason.startswith("undecided")
 
 
+def test_classifiers_that_answer_one_class_alone_are_recognised():
+    collapsed = {arm: torch.zeros(5, 100, dtype=torch.long) for arm in ARMS}
+    said = judge(collapsed, labels(100), metric="accuracy", margin=0.01)
+    assert said.best is None and "gives all examples the same class" in said.reason
+    collapsed["further"] = labels(100).expand(5, -1)
+    assert "same class" not in judge(collapsed, labels(100), metric="accuracy", margin=0.01).reason
+
+
 def test_one_arm_may_be_ruled_out_while_the_others_are_undecided():
     said = judge(answers(labels(600), 0.5, 0.8, 0.81), labels(600), metric="accuracy", margin=0.01)
     assert said.best is None

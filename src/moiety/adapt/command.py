@@ -36,6 +36,7 @@ from .corpus import Corpus, read_corpus
 from .course import Tick, settle
 from .encoders import Encoder
 from .finetune import RATES, Tuned, finetune
+from .images import ImageEncoder
 from .labelled import Labelled, read_labelled
 from .pretrain import Adapted, further_pretrain, self_distill
 from .reading import has_columns
@@ -104,6 +105,8 @@ def check_idle(asked: Asked, encoder: Encoder) -> None:
 def open_all(asked: Asked, folder: Path | None) -> Opened:
     """The model, and the data as it reads them."""
     encoder = Encoder.load(asked.model, seed=asked.seed)
+    if asked.fit and isinstance(encoder, ImageEncoder) and encoder.processor is not None:
+        encoder.processor.do_convert_rgb = encoder.shape[0] == 3  # of grey images, as we do here
     shape: dict[str, Any] = {"length": asked.length, "fit": asked.fit, "seed": asked.seed}
     shape["data_dir"] = asked.data_dir
 
@@ -251,6 +254,7 @@ def about_data(opened: Opened) -> dict[str, Any]:
             "train": len(labelled.train),
             "validation": len(labelled.validation),
             "classes": labelled.classes,
+            "notes": labelled.notes,
             "test": labelled.read_test is not None,
         },
     }

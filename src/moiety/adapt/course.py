@@ -199,14 +199,19 @@ def settle(folder: Path, plan: Mapping[str, Any]) -> None:
         io.write_json(path, dict(plan))
         return
     found = io.read_json(path)
-    names = sorted({*plan, *found}, key=lambda name: (name != "model", name))
-    for name in names:  # another model may read the same examples differently
-        was, now = found.get(name), plan.get(name)
-        if was == now:
-            continue
-        said = f"{folder} was begun with {name} {was!r:.40}, not {now!r:.40}"
-        if name == "input":
+    other = [name for name in sorted({*plan, *found}) if found.get(name) != plan.get(name)]
+    if not other:
+        return
+    told = [f"{name} {_told(found.get(name))} (now {_told(plan.get(name))})" for name in other]
+    said = f"{folder} was begun with {', '.join(told)}"
+    if "input" in found:  # digests, not what was asked for
+        # Another model may read the same examples differently, so that it is named first.
+        if digest := next((name for name in ("model", "teacher") if name in other), ""):
+            said = f"{folder} was begun with another {digest}"
+        elif "input" in other:
             said = f"the examples have changed since {folder} was begun"
-        elif "input" in found and name in ("model", "teacher"):  # digests, not what was asked for
-            said = f"{folder} was begun with another {name}"
-        raise ValueError(f"{said}: give the same, or another folder")
+    raise ValueError(f"{said}: give the same, or another folder")
+
+
+def _told(value: Any) -> str:
+    return "at its default" if value is None else f"{value!r:.40}"

@@ -9,7 +9,7 @@ Of a folder with splits the test file is not opened before `test` is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Labelled:
     validation: Rows
     read_test: Callable[[], Rows] | None = field(default=None, repr=False)
     opened: bool = False
+    notes: list[str] = field(default_factory=list)  # what was left out, a short line each
 
     def test(self) -> Rows:
         """Read the test split; a second look at it is refused."""
@@ -60,6 +61,7 @@ class Reader:
     text: str | None
     length: int | None
     fit: bool
+    notes: list[str] = field(default_factory=list)
 
     def store(self, examples: Any) -> Store:
         """From texts, from token ids [N, L], or from images [N, C, H, W]."""
@@ -90,7 +92,10 @@ class Reader:
         (target, *more) = find_targets(self.targets, [str(c) for c in frame.columns], path.name)
         if more:
             raise ValueError(f"one column can be predicted, not both {target} and {more[0]}")
-        frame = frame[frame[target].notna()]
+        there = frame[target].notna()
+        if not there.all():
+            self.notes.append(f"{path.name}: {(~there).sum()} rows without {target} are left out")
+        frame = frame[there]
         words = [_word(value) for value in frame[target]]
         return texts_of(frame.drop(columns=target), self.text, path.name), words
 
@@ -140,7 +145,8 @@ def _from_parts(parts: dict[str, Path], reader: Reader, seed: int) -> Labelled:
     train = Rows(reader.store(examples), None, _ids(words, classes, "train"), classes)
     given = rows(parts["validation"]) if "validation" in parts else None
     test = parts.get("test")
-    return _labelled(classes, train, given, None if test is None else lambda: rows(test), seed)
+    later = None if test is None else lambda: rows(test)
+    return replace(_labelled(classes, train, given, later, seed), notes=reader.notes)
 
 
 def _from_tensors(source: dict[str, TensorDataset], reader: Reader, seed: int) -> Labelled:
@@ -172,8 +178,9 @@ def _from_problem(problem: Problem, reader: Reader) -> Labelled:
         examples = split.texts if problem.kind == "text" else split.inputs["images"]
         return Rows(reader.store(examples), None, split.targets[target.name], target.classes)
 
-    given = rows(problem.validation)
-    return _labelled(target.classes, rows(problem.train), given, lambda: rows(problem.test), 0)
+    given, later = rows(problem.validation), lambda: rows(problem.test)
+    gone = [note for note in problem.notes if note.endswith("left out")]
+    return replace(_labelled(target.classes, rows(problem.train), given, later, 0), notes=gone)
 
 
 def _labelled(

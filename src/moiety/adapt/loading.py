@@ -21,7 +21,7 @@ WANTED = "adaptation takes masked encoders, such as BERT, RoBERTa and ViT-MAE"
 
 NOWHERE = (
     "the position table of this ViT-MAE is zero, so that it reads its patches in no order: call "
-    "moiety.adapt.place_patches(model) on a new model, before it is trained"
+    "moiety.adapt.place_patches(model) before it is trained, and save it"
 )
 
 
@@ -137,19 +137,21 @@ def place_patches(model: Any, *, decoder_only: bool = False) -> None:
     transformers leaves those of a model made from a config at zero, and they are never trained:
     such a model reads its patches in no order.
     """
-    model.decoder.initialize_weights(model.vit.embeddings.patch_embeddings.num_patches)
-    if decoder_only:
-        return
-    embeddings = model.vit.embeddings
-    projection, token = embeddings.patch_embeddings.projection, embeddings.cls_token
-    kept = projection.weight.detach().clone(), token.detach().clone()
-    # Marked as done, it would return without filling the table; and it draws these two anew.
-    projection._is_hf_initialized = False
-    embeddings.initialize_weights()
-    projection._is_hf_initialized = True
+    decoder, embeddings = model.decoder, model.vit.embeddings
+    projection = embeddings.patch_embeddings.projection
+    drawn = [decoder.mask_token, projection.weight, embeddings.cls_token]  # as well, and anew
+    kept = [parameter.detach().clone() for parameter in drawn]
+    marked = [projection, decoder.decoder_pos_embed, embeddings.position_embeddings]
+    for each in marked:  # as done, or nothing would be written
+        each._is_hf_initialized = False
+    decoder.initialize_weights(embeddings.patch_embeddings.num_patches)
+    if not decoder_only:
+        embeddings.initialize_weights()
+    for each in marked:
+        each._is_hf_initialized = True
     with torch.no_grad():
-        projection.weight.copy_(kept[0])
-        token.copy_(kept[1])
+        for parameter, value in zip(drawn, kept):
+            parameter.copy_(value)
 
 
 def _freeze_fixed(model: Any) -> None:

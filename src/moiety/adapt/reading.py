@@ -163,7 +163,7 @@ def array_name(path: Path, column: str | None) -> str:
     if len(names) == 1:
         return names[0]
     with np.load(path, allow_pickle=False) as arrays:
-        fits = [n for n in names if arrays[n].ndim == 4 and arrays[n].dtype == np.uint8]
+        fits = [n for n in names if arrays[n].ndim in (3, 4) and arrays[n].dtype == np.uint8]
     if len(fits) != 1:
         raise ValueError(f"{path.name}: say column=NAME for one of {', '.join(names)}")
     return fits[0]

@@ -1,10 +1,11 @@
 """What a classifier gets right: accuracy, macro and micro F1, and its loss.
 
-    scores(logits, labels)         # {"accuracy": …, "macro_f1": …, "micro_f1": …, "loss": …}
+    scores(logits, labels)         # {"accuracy": …, "macro_f1": …, "micro_f1": …, "loss": …, …}
 
 macro_f1 is the mean of the F1 of the classes that occur among labels or answers. micro_f1 counts
 all classes together; with one class for each example it is the accuracy, and `skip` leaves a class
-out of both, as "no relation" is in some data.
+out of both, as "no relation" is in some data. largest_class is the accuracy of whoever answers
+nothing but the commonest class.
 
     score(classifier, rows)        # the same of labelled rows: with a length, `take` and `labels`
 """
@@ -39,6 +40,7 @@ def scores(logits_NC: Tensor, labels_N: Tensor, *, skip: int | None = None) -> d
         "macro_f1": float(_f1(counts).mean()) if classes else 0.0,
         "micro_f1": float(_f1(counts.sum(0))) if classes else 0.0,
         "loss": float(F.cross_entropy(logits_NC, labels_N)),
+        "largest_class": float(labels_N.bincount().max()) / len(labels_N),
     }
 
 

@@ -71,6 +71,12 @@ class Judgement:
         return {**vars(self), "intervals": intervals, "differences": each, "level": 1 - LEVEL}
 
 
+CONSTANT = (
+    "undecided: every classifier gives all examples the same class; fine-tune longer (--epochs) or "
+    "at another rate (--tune-lr)"
+)
+
+
 def judge(
     answers: Mapping[str, Tensor], labels_N: Tensor, *, metric: str, margin: float
 ) -> Judgement:
@@ -90,6 +96,8 @@ def judge(
         found.append(Difference(a, b, effect, interval, margin, share))
     alone = {arm: _interval(scores[arm], drawn[arm], len(labels_N), LEVEL) for arm in answers}
     best, reason = _choose(found, list(answers), margin)
+    if all((a == a[:, :1]).all() for a in answers.values()):
+        best, reason = None, CONSTANT
     return Judgement(
         best,
         reason,

@@ -144,6 +144,8 @@ def tell_opened(asked: Asked, opened: Opened) -> None:
             f"{asked.labelled}: {len(found.train)} examples of {len(found.classes)} classes to "
             f"train on, {len(found.validation)} to validate on; {test}"
         )
+        for note in found.notes:
+            typer.echo(f"  {note}")
 
 
 def tell_costs(costs: Costs, console: Console) -> None:
@@ -205,7 +207,8 @@ def tell_tuned(tuned: dict[str, Any] | None) -> None:
     for split, found in tuned["scores"].items():
         typer.echo(
             f"Classifier, {split}: accuracy {found['accuracy']:.1%}, macro F1 "
-            f"{found['macro_f1']:.1%}, loss {found['loss']:.3f}"
+            f"{found['macro_f1']:.1%}, loss {found['loss']:.3f} (the largest class has "
+            f"{found['largest_class']:.1%})"
         )
 
 
