@@ -155,6 +155,22 @@ def test_growing_that_helps_at_one_wait_and_harms_at_another_is_said_so():
     assert (grow, reason) == (None, "it depends on the wait: grows is better at 1, worse at 2")
 
 
+def test_one_wait_is_no_waits():
+    found = [differ((1, "single"), (1, "grows"), -0.02, 0.05)]
+    assert "not growing at a wait of 1;" in _choose_growth(found, None)[1]
+
+
+@pytest.mark.parametrize(
+    ("spent", "budget"),
+    [(1.0, "20s"), (9.0, "2m"), (240.0, "50m"), (288.0, "1h"), (400.0, "1h24m")],
+)
+def test_a_budget_that_ends_too_early_says_which_one_would_do(spent, budget):
+    """Two of 5 · 5 trials took so long."""
+    early = {"trials": [], "spent": spent, "ended": 2, "budget": spent}
+    reason = recommend(Trials(**{**vars(planted(0)), **early})).wait_reason
+    assert f"the same command with --budget {budget}, about what 5 seeds take, goes on" in reason
+
+
 def test_growing_is_recommended_at_the_recommended_wait():
     trials = planted(0, rows=300)
     better = {(1, "a"): 0.6, (2, "a"): 0.9, (4, "a"): 0.9, (1, "b"): 0.3, (2, "b"): 0.9}
@@ -216,6 +232,7 @@ def test_trials_are_kept_and_a_budget_stops_between_them(tmp_path, monkeypatch):
     said = recommend(few)
     assert (said.wait, said.grow) == (None, None)
     assert "0 of at least 5 seeds were finished within the budget" in str(said)
+    assert few.ended == 1 and "--budget 10s" in str(said)
     whole = advise(stream, makers(), out=tmp_path, on_trial=lambda t, *_: seen.append(t))
     assert len(seen) == 15
     monkeypatch.setattr("moiety.anytime.base.Learner.train", lambda *_: pytest.fail("trained"))

@@ -54,7 +54,7 @@ def test_a_folder_is_learned_from_once_and_again_when_more_has_arrived(moiety, i
     code, said, warned = moiety(*asked)
     assert (code, said.count("t = ")) == (0, 3), warned
     assert "1 mega-batch waits for more: [3]" in said
-    assert "4.csv: " in warned
+    assert "4.csv is not taken: " in warned and "or give --settle" in warned
     assert os.readlink(tmp_path / "out" / "current") == "versions/0001"
     table(inbox / "5.csv.gz", 5)
     code, said, warned = moiety(*asked)
@@ -84,6 +84,10 @@ def test_a_data_set_is_cut_and_scored_on_its_own_test_split(moiety, tmp_path):
     asked = ("--stream", "digits", "--batches", 3, "--out", tmp_path, "--wait", 2, *SMALL)
     code, said, _ = moiety(*asked, "--learner", "ensemble", "--option", "members=2")
     assert code == 0
+    train, validation = map(int, re.search(r"(\d+) train, (\d+) validation", said).groups())
+    rows = train + validation
+    assert f"stream: {rows} examples, train and validation together, in 3 mega-batches" in said
+    assert sum(map(int, re.findall(r"(\d+) rows", said))) == rows
     assert re.search(r"CER [\d.]+ over 3 mega-batches", said)
     lines = read_ledger(tmp_path / "ledger.jsonl")
     assert [line["phase"] for line in lines] == [0, 1, 2]
@@ -132,7 +136,9 @@ def test_columns_without_use_are_said(moiety, tmp_path):
 def test_settling_is_warned_of_in_one_line(moiety, inbox, tmp_path):
     asked = ("--stream", inbox, "--out", tmp_path / "out", *SMALL, "--settle", 60)
     (line,) = moiety(*asked)[2].splitlines()
-    assert line.strip().startswith("settle=60: a file whose writer pauses longer")
+    assert line.strip().startswith(
+        "--settle 60 (in Python, settle=…): a file whose writer pauses longer"
+    )
 
 
 def test_watching_takes_what_arrives_until_it_is_interrupted(moiety, tmp_path, monkeypatch):
@@ -159,7 +165,8 @@ def test_watching_takes_what_arrives_until_it_is_interrupted(moiety, tmp_path, m
         (("--wait", "soon"), "wait 'soon' is not known"),
         (("--replay", "2"), "at most 1"),
         (("--learner", "singel"), "did you mean single?"),
-        (("--option", "members=3"), "has no option 'members'"),
+        (("--option", "members=3"), "has no option 'members'; it has start, optimizer"),
+        (("--option", "meter=3"), "--option meter is none of the learner"),
         (("--option", "members"), "name=value"),
         (("--model", "vgg19"), "vgg19 takes images"),
         (("--method", "adamax"), "method must be one of"),
@@ -193,6 +200,43 @@ def test_text_takes_no_number_where_no_model_can_learn_it(moiety, tmp_path):
     code, _, err = moiety("--stream", tmp_path / "inbox", "--out", tmp_path / "out")
     assert (code, "no language model" in err) == (2, True)
     assert not (tmp_path / "out" / "journal.jsonl").exists()
+
+
+def test_the_names_of_learners_are_those_that_the_command_takes(moiety, inbox, tmp_path):
+    asked = ("--stream", inbox, "--out", tmp_path / "out", "--learner", "growing-swich")
+    code, _, err = moiety(*asked)
+    assert (code, "Names: " in err, "growing-switch" in err) == (2, True, False), err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--target", "colour"), "it has no column 'colour' to predict; it has one, two"),
+        ((), "say which column to predict, of one, two: --target"),
+    ],
+)
+def test_what_is_wrong_with_all_files_is_said_once(moiety, tmp_path, words, said):
+    (tmp_path / "inbox").mkdir()
+    for number in (1, 2, 3):
+        text = "one,two\n" + "1,2\n" * number
+        (tmp_path / "inbox" / f"{number}.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "inbox" / "2.csv").write_text("one,two\n")
+    asked = ("--stream", tmp_path / "inbox", "--out", tmp_path / "out", *words)
+    code, _, err = moiety(*asked)
+    first, second, last = err.splitlines()
+    assert code == 2
+    assert first.startswith(f"  1.csv.gz is not taken, nor are 2 more: {said}")
+    assert second.startswith("  2.csv is not taken: nothing proves that it is whole")
+    assert last.endswith("nothing has arrived yet that can be learned from; 4 files are not taken")
+    code, out, _ = moiety(*asked, "--dry-run")
+    assert (code, out.splitlines()[:2]) == (0, [first, second])
+
+
+def test_once_there_is_a_mega_batch_each_file_is_named(moiety, inbox, tmp_path):
+    for number in (4, 5):
+        (inbox / f"{number}.csv.gz").write_bytes(b"")
+    _, _, err = moiety("--stream", inbox, "--out", tmp_path / "out", *SMALL)
+    assert err.splitlines() == [f"  {number}.csv.gz is not taken: it is empty" for number in (4, 5)]
 
 
 def test_an_empty_folder_is_said_with_reasons(moiety, tmp_path):

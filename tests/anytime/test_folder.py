@@ -164,6 +164,7 @@ def test_a_journalled_file_that_changes_is_listed_and_nothing_reads_it(inbox, jo
     ((name, (number, reason)),) = seen(stream).items()
     assert (name, number) == ("b.txt.gz", None)
     assert "changed since it became mega-batch 2" in reason
+    assert "not taken" not in str(stream.poll()[0])  # for it was
     with pytest.raises(ValueError, match="changed since it became mega-batch 2"):
         stream[2]
     assert values_of(stream[1]) == list(range(10)) and stream.known() == 2
@@ -286,7 +287,7 @@ def test_a_name_that_is_not_utf_8_is_listed_and_the_others_are_taken(inbox, jour
     stream = Folder(inbox, journal, read)
     first, bad, last = stream.poll()
     assert (first.number, bad.number, last.number) == (1, None, 2)
-    assert str(bad) == "caf\\udce9.txt.gz: its name is not UTF-8; rename it"
+    assert str(bad) == "caf\\udce9.txt.gz is not taken: its name is not UTF-8; rename it"
     os.rename(inbox / name, inbox / "café.txt.gz")
     assert seen(stream) == {"café.txt.gz": (3, "")}
 

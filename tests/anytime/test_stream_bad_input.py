@@ -80,11 +80,16 @@ BAD = {
         table([f"7,{line}" for line in rows(2)], "c,a,b,label"),
         "has the new column 'c'; give it the columns of mega-batch 1",
     ),
+    "a renamed column": (
+        "2.csv.gz",
+        table(rows(2), "a,B,label"),
+        "it has the new column 'B' and lacks 'b'; give it the columns of mega-batch 1",
+    ),
     "a lost column": ("2.csv.gz", table(["1,yes", "2,no"], "a,label"), "lacks the column 'b'"),
     "words for numbers": ("2.csv.gz", table(["x,1,yes", "y,1,no"]), "'a' was a number in mega"),
     "arrays": ("2.npz", arrays(), "is arrays, and mega-batch 1 is a table; give one kind of file"),
     "a picture": ("2.png.gz", gzip.compress(b"x"), "is no kind of file that can be learned from"),
-    "half a file": ("2.csv.gz", table(rows(2))[:-9], "it is cut off or damaged"),
+    "half a file": ("2.csv.gz", table(rows(2))[:-9], "damaged (Compressed file ended"),
     "the test set": ("2.csv.gz", table(rows(9, 60)[:20]), "20 of the 20 rows of 2.csv.gz are in"),
 }
 
@@ -96,7 +101,8 @@ def test_a_bad_file_is_named_and_passed_over_until_it_is_put_right(place, moiety
     code, _, err = moiety(place, "--test", place / "test.csv.gz")
     assert code == 0, err
     (sentence,) = err.strip().splitlines()
-    assert sentence.strip().startswith(f"{name}: ") and said in sentence
+    assert sentence.strip().startswith(f"{name} is not taken: ") and said in sentence
+    assert sentence.count("damaged") <= 1
     assert names(place) == ["1.csv.gz", "3.csv.gz"]
     (place / "inbox" / name).unlink()
     put(place / "inbox" / "2.csv.gz", rows(2))
@@ -112,7 +118,7 @@ def test_an_overlap_that_is_allowed_is_taken(place, moiety):
     put(place / "inbox" / "2.csv.gz", [*rows(2, 18), *rows(9, 60)[:2]])
     asked = ("--test", place / "test.csv.gz")
     code, _, err = moiety(place, *asked)
-    assert (code, "or allow such a share (overlap, now 0.01)" in err) == (0, True)
+    assert (code, "or allow more than 0.01 of them: --overlap" in err) == (0, True)
     code, _, err = moiety(place, *asked, "--overlap", 0.1)
     assert (code, err, names(place)[-1]) == (0, "", "2.csv.gz")
 
@@ -121,7 +127,7 @@ def test_a_row_of_the_test_set_counts_as_often_as_it_comes(place, moiety):
     put(place / "inbox" / "2.csv.gz", rows(9, 60)[:1] * 20)
     code, _, err = moiety(place, "--test", place / "test.csv.gz")
     assert code == 0
-    assert "2.csv.gz: 20 of the 20 rows" in err
+    assert "2.csv.gz is not taken: 20 of the 20 rows" in err
 
 
 def test_a_first_file_that_overlaps_does_not_set_the_form(place, moiety):
@@ -148,7 +154,7 @@ def test_an_overlap_within_a_data_set_does_not_end_a_run_for_good(tmp_path):
     def single():
         return learner("single", mlp, training=training, meter=METER)
 
-    with pytest.raises(ValueError, match=r"18 of the 20 rows of mega-batch 2 .*overlap, now 0\.01"):
+    with pytest.raises(ValueError, match=r"18 of the 20 rows of mega-batch 2 .* 0\.01 .*overlap"):
         run_stream(data, single(), out=tmp_path / "a", **words)
     again = run_stream(data, single(), out=tmp_path / "a", overlap=1.0, **words)
     whole = run_stream(data, single(), out=tmp_path / "b", overlap=1.0, **words)

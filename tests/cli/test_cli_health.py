@@ -267,7 +267,7 @@ def test_images_are_read(tmp_path):
     assert batch["pixel_values"].shape == (4, 3, 4, 4)
     assert batch["pixel_values"].abs().max() <= 1
     np.save(tmp_path / "b.npy", images.astype(float))
-    with pytest.raises(ValueError, match=r"uint8 \[N, H, W, C\], got float64"):
+    with pytest.raises(ValueError, match=r"uint8 \[N, H, W, C\] or, grey ones, .* got float64"):
         read(tmp_path / "b.npy")
 
 

@@ -68,6 +68,7 @@ class Trials:
     budget: float | None  # seconds
     trials: list[Trial]
     spent: float  # seconds, also of seeds that are not complete
+    ended: int = 0  # trials that took so long
 
     @property
     def done(self) -> list[int]:
@@ -140,6 +141,7 @@ def advise(
         budget=budget,
         trials=[trial for trial in ended if trial.seed in whole],
         spent=math.fsum(trial.seconds for trial in ended),
+        ended=len(ended),
     )
 
 

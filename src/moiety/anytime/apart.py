@@ -31,7 +31,7 @@ def check_apart(examples: Examples, tested: set[bytes], share: float, what: str,
     if both > share * len(examples):
         raise ValueError(
             f"{both} of the {len(examples)} rows of {what} are in the test set, too; {then}, "
-            f"or allow such a share (overlap, now {share:g})"
+            f"or allow more than {share:g} of them: --overlap (in Python, overlap=…)"
         )
 
 

@@ -28,7 +28,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..tables import LIMIT, PACKED, open_packed
+from ..tables import DAMAGED, LIMIT, PACKED, open_packed
 from .journal import Stamp, file_sha256
 
 DONE = ".done"
@@ -96,7 +96,7 @@ def _prove(path: Path, size: int, sha256: str, settle: float | None) -> str:
     elif settle is None:
         raise Incomplete(
             f"nothing proves that it is whole; write its size and SHA-256 into {done.name}, pack "
-            "it (.gz), or set settle"
+            "it (.gz), or give --settle (in Python, settle=…)"
         )
     else:
         return _check_settled(path, settle)
@@ -120,7 +120,9 @@ def _check_packed(path: Path) -> None:
             while file.read(PIECE):
                 pass
     except (ValueError, OSError, EOFError) as error:
-        raise Incomplete(f"it is cut off or damaged ({_first(error)})") from None
+        met = error.__context__  # `open_packed` says that it is damaged, too: not twice
+        why = met if isinstance(met, DAMAGED) else error
+        raise Incomplete(f"it is cut off or damaged ({_first(why)})") from None
 
 
 def _check_zip(path: Path) -> None:

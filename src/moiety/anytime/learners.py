@@ -11,13 +11,16 @@ those of its growing ensemble; here, as in its text, logits are averaged and so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from inspect import Parameter, signature
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..data.targets import near
 from .base import Learner, Phase
 from .together import check_together, fit_together
 
@@ -147,14 +150,36 @@ def learner(name: str, model: Callable[[int], nn.Module], **options: Any) -> Lea
     The others are those of its class: `print(learners()[name].__doc__)`.
     """
     known = learners()
-    if name not in known:
-        near = get_close_matches(name, known, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise ValueError(f"no learner is named {name!r}{hint} Names: {', '.join(sorted(known))}")
+    check_name(name, known)
     try:
         return known[name](model, **options)
     except TypeError as error:
-        if "unexpected keyword" not in str(error):
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None:
             raise
-        word = str(error).rsplit(" ", 1)[-1]
-        raise ValueError(f"learner {name!r} has no option {word}") from None
+        word, has = unknown[1], options_of(known[name])
+        raise ValueError(
+            f"learner {name!r} has no option {word!r}; it has {', '.join(has)}{near(word, has)}"
+        ) from None
+
+
+def check_name(name: str, known: Iterable[str]) -> None:
+    """Raise for a name that is none of the known ones."""
+    names = sorted(known)
+    if name not in names:
+        close = get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f"; did you mean {close[0]}?" if close else "."
+        raise ValueError(f"no learner is named {name!r}{hint} Names: {', '.join(names)}")
+
+
+def options_of(kind: type[Learner]) -> list[str]:
+    """The options of a learner, its own first; without what each of them is given anyway."""
+    without = ["seed", "device", "training", "meter"]
+    if issubclass(kind, Mixture):
+        without.append("together")  # which it refuses
+    found: dict[str, None] = {}  # a set with an order
+    for each in kind.__mro__:
+        if "__init__" in vars(each) and issubclass(each, Learner):
+            words = signature(each.__init__).parameters.values()
+            found |= {word.name: None for word in words if word.kind is Parameter.KEYWORD_ONLY}
+    return [word for word in found if word not in without]

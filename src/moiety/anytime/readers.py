@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..tables import PACKED, TABLES, open_packed, table_kind
 from .data import Examples, token_blocks
-from .tabular import NewClass, Rows
+from .tabular import CLASSES, NewClass, Rows
 
 
 class Form(Protocol):
@@ -101,8 +101,7 @@ class Reader:
             if self.given is None:
                 raise
             raise ValueError(
-                f"{error.what}, which --classes (in Python, classes=…) does not name; name all "
-                "classes there, or remove it"
+                f"{error.what}, which {CLASSES} does not name; name all classes there, or remove it"
             ) from None
         if not len(examples):
             raise ValueError(f"{path.name} holds no example; a mega-batch needs some")
@@ -155,7 +154,7 @@ class Arrays:
         if classes is None and count == 1:
             raise ValueError(
                 f"{path.name}: all rows are of class 0, and mega-batch 1 sets the classes; name "
-                "all classes (classes=…) beforehand"
+                f"all of them: {CLASSES}"
             )
         return cls(x.shape[1:], classes or [str(number) for number in range(count)])
 

@@ -91,7 +91,7 @@ def run_stream(
         seen = [] if known else _look(stream, on_seen)
         while not stream.known():
             if not follow:
-                raise ValueError(_nothing(seen))
+                raise ValueError(_nothing(seen, told=on_seen is not None))
             time.sleep(pause)
             seen = _look(stream, on_seen)
         made = learner(stream[1]) if callable(learner) else learner
@@ -129,10 +129,14 @@ def _room(out: Path) -> Iterator[None]:
         raise full from error
 
 
-def _nothing(seen: list[Seen]) -> str:
-    reason = f": {seen[0]}" if seen else ""
+def _nothing(seen: list[Seen], told: bool) -> str:
+    nothing = "nothing has arrived yet that can be learned from"
+    if not seen:
+        return nothing
+    if told:  # the reasons, each at its file
+        return f"{nothing}; {'1 file is' if len(seen) == 1 else f'{len(seen)} files are'} not taken"
     more = f" (and {len(seen) - 1} more)" if len(seen) > 1 else ""
-    return f"nothing has arrived yet that can be learned from{reason}{more}"
+    return f"{nothing}: {seen[0]}{more}"
 
 
 def _look(stream: Stream, on_seen: Callable[[list[Seen]], None] | None) -> list[Seen]:

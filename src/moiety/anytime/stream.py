@@ -40,18 +40,22 @@ from .tabular import Rows
 class Seen:
     """A file that a look at the folder met: now a mega-batch, or the reason why not.
 
-    A journalled file that changed or vanished is met here too, with its reason. A file that was
-    taken with a warning, such as one without proof, has both, a number and that as its reason.
+    A journalled file that changed or vanished is met here too (`lost`), with its reason. A file
+    that was taken with a warning, such as one without proof, has both, a number and that as its
+    reason.
     """
 
     name: str
     number: int | None = None  # of the mega-batch that it became
     reason: str = ""
+    lost: bool = False  # it was taken earlier, and is not what it was
 
     def __str__(self) -> str:
-        taken = "" if self.number is None else f" is mega-batch {self.number}"
-        reason = self.reason.removeprefix(self.name).lstrip(": ")  # which may begin with the name
-        text = f"{self.name}{taken}" + (f": {reason}" if reason else "")
+        taken = " is not taken" if self.number is None else f" is mega-batch {self.number}"
+        reason = self.reason.removeprefix(f"{self.name}: ")  # which may begin with the name
+        if reason.startswith(f"{self.name} "):
+            reason = "it" + reason.removeprefix(self.name)
+        text = f"{self.name}{'' if self.lost else taken}" + (f": {reason}" if reason else "")
         return text.encode("utf-8", "backslashreplace").decode()  # a name may be no text
 
 
@@ -217,8 +221,8 @@ class Folder(Stream):
             if settle <= 0:
                 raise ValueError(f"settle must be more than 0 seconds, got {settle}")
             warnings.warn(
-                f"settle={settle:g}: a file whose writer pauses longer is taken half-written; "
-                "NAME.done with its size and SHA-256 is safe",
+                f"--settle {settle:g} (in Python, settle=…): a file whose writer pauses longer is "
+                "taken half-written; NAME.done with its size and SHA-256 is safe",
                 stacklevel=2,
             )
         candidates(self.path)  # raises where there is no such folder
@@ -274,7 +278,7 @@ class Folder(Stream):
             try:
                 self.journal.check(entry, self.path)
             except (ValueError, OSError) as error:
-                yield Seen(entry.name, reason=str(error))
+                yield Seen(entry.name, reason=str(error), lost=True)
 
     def _look(self, path: Path) -> Seen:
         """Take one file, or say why not; what was refused is read again once it was touched."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas
 
 WRONG = 0.05  # of the values of a column of numbers may be words, which count as missing
+CLASSES = "--classes (in Python, classes=…)"
 
 
 class NewClass(ValueError):
@@ -32,8 +33,8 @@ class NewClass(ValueError):
 
     def __init__(self, what: str, known: str = "") -> None:
         super().__init__(
-            f"{what}, which mega-batch 1 did not have; name all classes (classes=…) beforehand, or "
-            f"remove it{known}"
+            f"{what}, which mega-batch 1 did not have; name all of them beforehand, by {CLASSES}, "
+            f"or remove it{known}"
         )
         self.what = what
 
@@ -55,7 +56,7 @@ class Rows:
     def of(cls, path: Path, target: str | None, classes: list[str] | None) -> Rows:
         """The form that a first file sets."""
         frame = _frame(path)
-        ((name, kind),) = find_targets(_one(target), list(frame), path.name).items()
+        name, kind = _target(target, frame, path)
         if classes is None or kind == "number":
             _check_classes(frame[[name]], kind, path)
         inputs, labels = _parts(frame, name, path)
@@ -116,6 +117,8 @@ class Rows:
         less = [name for name in self.columns if name not in frame]
         if more or less:
             what = f"has the new column {more[0]!r}" if more else f"lacks the column {less[0]!r}"
+            if more and less:  # one was renamed
+                what += f" and lacks {less[0]!r}"
             raise ValueError(f"{path.name} {what}; give it the columns of mega-batch 1")
 
     def _inputs(self, frame: pandas.DataFrame, file: str) -> torch.Tensor:
@@ -141,8 +144,15 @@ def _parts(
     return frame.loc[labels.index].drop(columns=target), labels[target]
 
 
-def _one(target: str | None) -> list[str] | None:
-    return None if target is None else [target]  # a comma may be part of the name of a column
+def _target(target: str | None, frame: pandas.DataFrame, path: Path) -> tuple[str, Kind | None]:
+    """The column to predict, and its kind where the user said it."""
+    one = None if target is None else [target]  # a comma may be part of the name of a column
+    try:
+        ((name, kind),) = find_targets(one, list(frame), path.name).items()
+    except ValueError as error:
+        how = ": --target (in Python, target=…)" if target is None else ""
+        raise ValueError(f"{error}{how}") from None
+    return name, kind
 
 
 def _check_classes(labels: pandas.DataFrame, kind: Kind | None, path: Path) -> None:
@@ -157,7 +167,7 @@ def _check_classes(labels: pandas.DataFrame, kind: Kind | None, path: Path) -> N
     if labels[name].nunique() == 1:
         raise ValueError(
             f"{path.name}: all rows have {name} = {labels[name].iloc[0]!r}, and mega-batch 1 sets "
-            "the classes; name all classes (classes=…) beforehand"
+            f"the classes; name all of them: {CLASSES}"
         )
 
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
+GO_ON = ("adapt", "anytime", "compare", "study")  # from where they were stopped
 INTERRUPTED = 130
 
 
@@ -38,7 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
             typer.echo(f"moiety: {sentence}", err=True)
         sys.exit(2)
     if code == INTERRUPTED:
-        typer.echo("moiety: interrupted.", err=True)
+        again = "; the same command goes on" if arguments[:1] and arguments[0] in GO_ON else ""
+        typer.echo(f"moiety: interrupted{again}.", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -194,7 +194,8 @@ def _choose_growth(found: Sequence[Difference], wait: int | None) -> tuple[bool 
                 None,
                 f"not seen: at a wait of {wait}, {name} grows too late; try on more mega-batches",
             )
-    where = f"at a wait of {wait}" if wait else f"at the waits {_list([e.a[0] for e in grown])}"
+    waits = [each.a[0] for each in grown]
+    where = f"at a wait of {waits[0]}" if len(waits) == 1 else f"at the waits {_list(waits)}"
     words = {each.word for each in grown}
     if words == {"holds"}:
         return True, f"grow ({name}): better {where}"
@@ -221,10 +222,22 @@ def _would_help(found: Sequence[Difference]) -> str:
 
 
 def _too_few(trials: Trials) -> str:
+    larger = "a larger one"
+    if trials.ended:
+        needed = trials.spent / trials.ended * len(trials.arms) * SEEDS
+        larger = f"--budget {_budget(needed)}, about what {SEEDS} seeds take,"
     return (
         f"undecided: {len(trials.done)} of at least {SEEDS} seeds were finished within the budget "
-        f"of {duration(trials.budget or 0)}; the same command with a larger one goes on from here"
+        f"of {duration(trials.budget or 0)}; the same command with {larger} goes on from here"
     )
+
+
+def _budget(seconds: float) -> str:
+    """A time as --budget takes it, rounded up: "40s", "3m" or "1h20m"."""
+    if seconds <= 90:
+        return f"{math.ceil(seconds / 10) * 10}s"
+    hours, minutes = divmod(math.ceil(seconds / 60), 60)
+    return (f"{hours}h" if hours else "") + (f"{minutes}m" if minutes else "")
 
 
 def _list(waits: Sequence[int]) -> str:
@@ -244,8 +257,9 @@ def _head(trials: Trials) -> str:
             f"all {trials.horizon} mega-batches, of which 1 to {half} are as measured and "
             f"{half + 1} to {m} stand for the rest"
         )
+    seeds = "1 seed" if len(trials.done) == 1 else f"{len(trials.done)} seeds"
     return (
-        f"Tried on mega-batches 1 to {m} ({sum(trials.rows):,} rows) with {len(trials.done)} seeds "
+        f"Tried on mega-batches 1 to {m} ({sum(trials.rows):,} rows) with {seeds} "
         f"in {duration(trials.spent)}{budget}.\n"
         f"The {trials.metric} is that over {over}; each is scored before it is trained on."
     )

@@ -167,7 +167,7 @@ def run(
                 arms,
                 out / "advice",
                 replayed,
-                Teller(),
+                Teller(source),
                 first=first,
                 seeds=seeds,
                 budget=budget,
@@ -187,7 +187,7 @@ def run(
             seed=seed,
             follow=watch,
             on_line=tell_line,
-            on_seen=Teller(),
+            on_seen=Teller(source),
             words=words,
         )
     tell_result(result, out)

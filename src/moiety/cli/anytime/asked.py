@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from ... import io
+from .telling import mega_batches
 
 if TYPE_CHECKING:
     from ...anytime.base import Learner
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Model = Literal["mlp", "vgg19"]
 JOURNAL = "journal.jsonl"
+PYTHON_ONLY = "growing-switch"  # which the command line has no model for
 NO_TEXT = "the command line has no language model; give one to moiety.anytime.run_stream"
 
 
@@ -33,13 +35,15 @@ def given(context: typer.Context) -> list[str]:
 
 def check_learner(name: str, options: dict[str, Any]) -> None:
     """Raise for a learner, or options of it, that there are not: before a file takes a number."""
+    from ...anytime.learners import check_name, learners
     from ...anytime.making import make_learner
 
-    if name == "growing-switch":
+    if name == PYTHON_ONLY:
         raise ValueError(
-            "--learner growing-switch is Python only: it grows a sparse transformer of yours, "
+            f"--learner {PYTHON_ONLY} is Python only: it grows a sparse transformer of yours, "
             "which moiety.anytime.learner takes; here, take growing-moe"
         )
+    check_name(name, learners().keys() - {PYTHON_ONLY})
     make_learner(name, options, model="mlp", width=1, shape=(1,), classes=2)
 
 
@@ -59,7 +63,7 @@ def read_options(given: list[str]) -> dict[str, Any]:
         name, equals, text = each.partition("=")
         if not equals or not name.isidentifier():
             raise ValueError(f"--option takes name=value, got {each!r}")
-        if name in ("seed", "device", "training"):
+        if name in ("seed", "device", "training", "meter"):
             raise ValueError(f"--option {name} is none of the learner: see moiety anytime --help")
         try:
             options[name] = ast.literal_eval(text)
@@ -147,7 +151,13 @@ def data_set(
     typer.echo(problem.name)
     for note in [*problem.notes, *(f"leak: {leak}" for leak in problem.leaks)]:
         typer.echo(f"  {note}")
-    return cut(problem, batches, seed=seed), problem_examples(problem, problem.test)
+    stream = cut(problem, batches, seed=seed)
+    rows = len(problem.train) + len(problem.validation)
+    typer.echo(
+        f"  stream: {rows} examples, train and validation together, in {mega_batches(batches)}, "
+        "which have validation rows of their own; test stays apart"
+    )
+    return stream, problem_examples(problem, problem.test)
 
 
 def build(

@@ -18,14 +18,33 @@ if TYPE_CHECKING:
 class Teller:
     """Says what each look at the folder met, and nothing twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: Stream) -> None:
+        self.source = source
         self.said: set[str] = set()
 
     def __call__(self, seen: list[Seen]) -> None:
-        for one in seen:
-            if one.reason and str(one) not in self.said:
-                typer.echo(f"  {one}", err=True)
-                self.said.add(str(one))
+        new = [one for one in seen if one.reason and str(one) not in self.said]
+        self.said |= {str(one) for one in new}
+        for sentence in sentences(new, self.source):
+            typer.echo(f"  {sentence}", err=True)
+
+
+def sentences(seen: list[Seen], source: Stream) -> list[str]:
+    """A sentence for each file; before mega-batch 1, for each reason.
+
+    A wrong --target, say, is then wrong for all files alike.
+    """
+    if source.known():
+        return [str(one) for one in seen]
+    alike: dict[str, list[Seen]] = {}
+    for one in seen:
+        alike.setdefault(one.reason.replace(one.name, ""), []).append(one)
+    return [_with_more(str(first), len(more)) for first, *more in alike.values()]
+
+
+def _with_more(sentence: str, more: int) -> str:
+    nor = f", nor {'is' if more == 1 else 'are'} {more} more" if more else ""
+    return sentence.replace(" is not taken", f" is not taken{nor}", 1)
 
 
 def mega_batches(count: int) -> str:
@@ -58,8 +77,8 @@ def tell_line(line: dict[str, Any]) -> None:
 
 
 def tell_plan(source: Stream, make: Callable[[Batch], Learner]) -> None:
-    for one in source.poll():
-        typer.echo(f"  {one}")
+    for sentence in sentences(source.poll(), source):
+        typer.echo(f"  {sentence}")
     verb = "has" if source.known() == 1 else "have"
     typer.echo(f"{mega_batches(source.known())} {verb} arrived.")
     if source.known():
