@@ -173,9 +173,9 @@ def test_which_array_holds_the_images(refused, given, tmp_path, capsys):
     assert said == "two.npz has no array 'c'; it has a, b"
     np.savez(tmp_path / "wide.npz", x=pixels.astype(np.float32))
     said = refused("mae", tmp_path / "wide.npz")  # the only array is taken, whatever its name
-    assert (
-        said
-        == "wide.npz: images must be uint8 [N, H, W, C] or, grey ones, [N, H, W], got float32 [20, 12, 12, 3]"
+    assert said == (
+        "wide.npz: images must be uint8 [N, H, W, C] or, grey ones, [N, H, W], "
+        "got float32 [20, 12, 12, 3]"
     )
     np.savez(tmp_path / "one.npz", x=pixels)
     for words in (("one.npz",), ("two.npz", "--text", "b")):
