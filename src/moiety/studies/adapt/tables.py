@@ -241,6 +241,13 @@ def search_of(arms: Mapping[str, Settings]) -> Search:
 
 # -- a study ---------------------------------------------------------------------------------------
 
+VARIES = (
+    "source model",
+    "labelled subset and validation split",
+    "adaptation and fine-tunes",
+    "part of the test",
+)
+
 
 def adapt_study(
     *,
@@ -252,6 +259,8 @@ def adapt_study(
     first: Sequence[str] = (),
     deviations: Sequence[str] = (),
     notes: Sequence[str] = (),
+    scales: Mapping[str, Scale] = SCALES,
+    varies: Sequence[str] = VARIES,
 ) -> Study:
     """A study of such trials.
 
@@ -270,14 +279,9 @@ def adapt_study(
             **{word: METRICS[word] for word in (*first, *(w for w in METRICS if w not in first))},
             **each,
         },
-        scales=SCALES,
+        scales=scales,
         claims=claims,
-        varies=(
-            "source model",
-            "labelled subset and validation split",
-            "adaptation and fine-tunes",
-            "part of the test",
-        ),
+        varies=varies,
         paper=PAPER,
         search=search_of(arms),
         deviations=[*DEVIATIONS, *deviations],
