@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from moiety.studies.anytime import adaptive_wait, courses, kept, mnist, replay, vision
+from moiety.studies.anytime import adaptive_wait, courses, engine, kept, mnist, replay, vision
 from moiety.studies.anytime.statements import arm
 
 CPU = torch.device("cpu")
@@ -41,7 +41,10 @@ def test_what_fails_is_not_kept(folder):
 
 def test_a_program_from_disk_is_the_one_that_ran(monkeypatch):
     own = settings(arm("SM", 4, 500), alone=True)
+    monkeypatch.setattr(engine, "SAVE", -1.0)
     ran = vision.course_of(own, (0, 1), CPU)
+    assert list(kept.folder().glob("course-*/kept.json.gz"))
+    assert not list(kept.folder().glob("course-*/state"))  # of the way, which is over
     vision._course.cache_clear()
     monkeypatch.setattr(vision, "run_cell", None)
     again = vision.course_of(own, (0, 1), CPU)

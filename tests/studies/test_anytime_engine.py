@@ -12,7 +12,10 @@ from moiety.anytime.data import Examples
 from moiety.anytime.fitting import Training
 from moiety.anytime.metering import Meter
 from moiety.anytime.stream import cut
+from moiety.lab.checkpoint import Checkpoint
+from moiety.studies.anytime import engine
 from moiety.studies.anytime.engine import Cell, run_cell
+from moiety.train.phased import Phased
 
 TRAINING = Training(method="sgd", lr=0.2, batch=32, epochs=8, patience=2, min_gain=0.01)
 CLASSES, BATCHES = 4, 5
@@ -122,6 +125,39 @@ def test_what_a_cell_cannot_do_is_said():
 
 
 # -- on a GPU ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["single", "ensemble", "growing-ensemble"], {"replay": "0.5", "every": 2}),
+        (["mixture"], {"options": {"members": 2}}),
+        (["growing-moe"], {"make": tree, "replay": "0.5"}),
+        (["firefly"], {"options": {"candidates": 3}}),
+    ],
+    ids=["stack", "mixture", "growing-moe", "firefly"],
+)
+def test_a_killed_cell_goes_on_after_its_last_phase(tmp_path, monkeypatch, names, words):
+    monkeypatch.setattr(engine, "SAVE", -1.0)
+    whole = run_cell(cell(**words), [3, 4], names)
+    checkpoint, trained, real = Checkpoint(tmp_path), [], Phased.phase
+
+    def dies(self, *args, **more):
+        trained.append(1)
+        if len(trained) == 4:
+            raise KeyboardInterrupt
+        return real(self, *args, **more)
+
+    monkeypatch.setattr(Phased, "phase", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(cell(**words), [3, 4], names, checkpoint=checkpoint)
+    again = run_cell(cell(**words), [3, 4], names, checkpoint=checkpoint)
+    if names != ["firefly"]:  # which begins again
+        assert len(trained) < 4 + BATCHES
+    assert again.checks == whole.checks
+    for name in names:
+        for mine, theirs in zip(again.lines[name], whole.lines[name], strict=True):
+            for one, other in zip(mine, theirs, strict=True):
+                assert {**one, "seconds": 0} == {**other, "seconds": 0}
+
 
 without = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pixels = {"shape": (1, 32, 32), "classes": CLASSES}

@@ -330,6 +330,17 @@ class Phased:
         fits = (LARGEST - 1) // (max(channels) * self.x.shape[-1] * self.x.shape[-2])
         return min(most, 1 << max(fits.bit_length() - 1, 0))
 
+    def state(self) -> dict[str, Any]:
+        """All copies as they are between two phases; its tensors are the live ones."""
+        return {"params": dict(self.params), "buffers": dict(self.buffers)}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over a state."""
+        for mine, theirs in ((self.params, state["params"]), (self.buffers, state["buffers"])):
+            for name, t in mine.items():
+                t.copy_(theirs[name])
+
     @torch.no_grad()
     def write_to(self, models: Sequence[nn.Module]) -> None:
         """Copy the weights into plain models of the same structure, one for each copy."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -29,10 +29,12 @@ from ...anytime.ledger import Line, chance
 from ...anytime.phases import Memory
 from ...anytime.policies import BySize, Fixed, View, read_replay, read_wait
 from ...anytime.stream import cut
+from ...lab.checkpoint import Checkpoint
 from .teams import Cell, Course, Grown, Key, Rows, Stack
 
 __all__ = ["STACKED", "Cell", "Course", "run_cell"]
 
+SAVE = 20.0  # seconds between checkpoints, at least
 STACKED = ("single", "ensemble", "growing-ensemble")  # copies of one structure in one program
 
 
@@ -47,6 +49,10 @@ class Team(Protocol):
 
     def costs(self) -> list[dict[str, Any]]: ...
 
+    def state(self) -> dict[str, Any] | None: ...  # None: it has none to go on from
+
+    def load(self, state: Mapping[str, Any]) -> None: ...
+
 
 def run_cell(
     cell: Cell,
@@ -55,10 +61,14 @@ def run_cell(
     *,
     like: Course | None = None,
     tick: Callable[[float], None] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Course:
     """Let learners with each of the seeds walk through the stream of the seed.
 
-    like   a course of the same learners without replay: each copy takes as many steps as there
+    like         a course of the same learners without replay: each copy takes as many steps as
+                 there
+    checkpoint   where the state after a phase is kept, of learners that are one program; a kill
+                 then loses a phase
     """
     start = time.monotonic()
     if cell.device.type == "cuda":
@@ -72,7 +82,8 @@ def run_cell(
                 if names is stacked
                 else Grown(cell, names[0], seeds)
             )
-            lines = _walk(cell, seeds, team, tick)
+            alone = len(names) == len(learners)
+            lines = _walk(cell, seeds, team, tick, checkpoint if alone else None)
             course.lines |= {name: [lines[name, seed] for seed in seeds] for name in names}
             course.checks += getattr(team, "taken", [])
     return replace(course, seconds=time.monotonic() - start)
@@ -82,7 +93,11 @@ def run_cell(
 
 
 def _walk(
-    cell: Cell, seeds: Sequence[int], team: Team, tick: Callable[[float], None] | None
+    cell: Cell,
+    seeds: Sequence[int],
+    team: Team,
+    tick: Callable[[float], None] | None,
+    checkpoint: Checkpoint | None,
 ) -> dict[Key, list[Line]]:
     """Go through the mega-batches, whose rows are numbers of rows here; returns the ledgers."""
     numbers = torch.arange(len(cell.train))
@@ -90,11 +105,23 @@ def _walk(
     streams = [cut(ids, cell.batches, seed=seed, **words) for seed in seeds]
     memories = [Memory(read_replay(cell.replay), seed) for seed in seeds]
     lines: dict[Key, list[Line]] = {key: [] for key in team.keys}
+    saved, saved_at = checkpoint.load() if checkpoint else None, time.monotonic()
+    if saved:
+        lines = dict(zip(team.keys, saved["lines"], strict=True))
+        team.load(saved["team"])
+    first = next(iter(lines.values()))
+    known = len(first)
     waiting: list[list[Batch]] = []
     phase = 0
     for t in range(1, (cell.until or cell.batches) + 1):
         waiting.append([stream[t] for stream in streams])
         sizes = tuple(each[0].rows for each in waiting)
+        if t <= known:  # of an earlier life
+            if first[t - 1]["trained"]:
+                phase += 1
+                _rows(phase, waiting, memories)
+                waiting = []
+            continue
         if not _ready(cell, t, sizes, lines):
             _stand(cell, t, sizes[-1], team, lines)
             continue
@@ -114,6 +141,9 @@ def _walk(
             line["seconds"] = {word: part * spent for word, spent in seconds.items()}
             lines[key].append(line)
         waiting = []
+        if checkpoint and time.monotonic() - saved_at > SAVE and (state := team.state()):
+            checkpoint.save({"lines": list(lines.values()), "team": state})
+            saved_at = time.monotonic()
     return lines
 
 

@@ -233,6 +233,19 @@ class Stack:
             answers["growing-ensemble"] = (self.frozen + self.newest) / self.grown
         return _measured(torch.cat([answers[name] for name in self.names]), self.cell.test.y)
 
+    def state(self) -> dict[str, Any]:
+        """What it needs to go on after a phase."""
+        words = {word: getattr(self, word) for word in ("grown", "frozen", "newest", "taken")}
+        return {**words, "copies": self.phased.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.grown, self.taken = state["grown"], state["taken"]
+        self.frozen, self.newest = (
+            each.to(self.cell.device) if isinstance(each, Tensor) else each
+            for each in (state["frozen"], state["newest"])
+        )
+        self.phased.load(state["copies"])
+
     def costs(self) -> list[dict[str, Any]]:
         counts = {"single": 1, "ensemble": self.members, "growing-ensemble": self.grown}
         one = {
@@ -313,6 +326,15 @@ class Grown:
             answers = phased.probabilities(self.cell.test.x)
             found |= zip(own, _measured(answers, self.cell.test.y))
         return [found[i] for i in range(len(self.keys))]
+
+    def state(self) -> dict[str, Any] | None:
+        if self.pads:
+            return None  # Firefly has no state from which its widths could be made again
+        return {"learners": [one.state() for one in self.learners]}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        for one, own in zip(self.learners, state["learners"], strict=True):
+            one.load(own)
 
     def costs(self) -> list[dict[str, Any]]:
         x = self.cell.train.x[:1]

@@ -29,10 +29,11 @@ from ...anytime.fitting import Training
 from ...anytime.ledger import Line, Summary, summary
 from ...anytime.metering import Meter
 from ...data.load import load_problem
+from ...lab.checkpoint import Checkpoint
 from ...lab.study import Metric, Metrics, Running, Settings
 from .engine import STACKED, Cell, Course, run_cell
 from .firefly import WIDEST
-from .kept import kept
+from .kept import kept, place
 
 CLASSES, POINTS = 10, 20  # of all sets; of a curve, each of which is synced to disk
 BEYOND = 1.1  # times the cost of a single model: about equal
@@ -170,18 +171,25 @@ def _course(
     if not settings.get("kept"):
         return _run(settings, names, seeds, device)
     asked = {**settings, "names": names, "seeds": seeds, "device": device.type}
-    return Course(**kept("course", asked, lambda: vars(_run(settings, names, seeds, device))))
+    checkpoint = Checkpoint(place("course", asked).parent / "state")
+    made = kept("course", asked, lambda: vars(_run(settings, names, seeds, device, checkpoint)))
+    checkpoint.remove()
+    return Course(**made)
 
 
 def _run(
-    settings: Settings, names: tuple[str, ...], seeds: tuple[int, ...], device: torch.device
+    settings: Settings,
+    names: tuple[str, ...],
+    seeds: tuple[int, ...],
+    device: torch.device,
+    checkpoint: Checkpoint | None = None,
 ) -> Course:
     like = None
     if settings.get("capped"):
         free = {word: v for word, v in settings.items() if word not in ("capped", "replay")}
         like = _course(json.dumps(free, sort_keys=True), STACKED, seeds, device)
     cell = cell_of({"of": settings["batches"], **settings}, device)
-    return run_cell(cell, seeds, names, like=like)
+    return run_cell(cell, seeds, names, like=like, checkpoint=checkpoint)
 
 
 def _joined(courses: Sequence[Course], names: Sequence[str]) -> Course:
