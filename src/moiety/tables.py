@@ -137,7 +137,9 @@ def _read_csv(path: Path, separator: str, limit: int | None) -> pandas.DataFrame
     try:
         with open_packed(path) as file:
             frame = pandas.read_csv(file, index_col=False, **words)
-    except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
+    except pandas.errors.EmptyDataError:
+        raise ValueError(f"{path.name} is empty; its first line must name the columns") from None
+    except pandas.errors.ParserError as error:
         first = str(error).splitlines()[0]
         raise ValueError(f"{path.name} cannot be read: {first}") from None
     frame.columns = [str(name).strip() for name in frame.columns]

@@ -170,7 +170,7 @@ def test_an_upcycled_model_is_measured_and_gives_padding_no_slot(moiety, tmp_pat
         ("a.jsonl", '{"text": "a"}\n{', "example 2: this is not JSON"),
         ("a.jsonl", '{"input_ids": "abc"}', "lists of token ids"),
         ("a.csv", 'text\n"never closed', "a.csv cannot be read: Error tokenizing"),
-        ("a.csv", "", "a.csv cannot be read: No columns"),
+        ("a.csv", "", "a.csv is empty; its first line must name"),
         ("a.parquet", "x", "a.parquet"),
         ("a.npy", "", "a.npy holds no array that numpy can read"),
         ("a.npz", "PK", "a.npz holds no array that numpy can read"),

@@ -50,7 +50,7 @@ def test_none_is_a_word_and_a_question_mark_is_a_gap(tmp_path):
         ("a.csv", b"39,State-gov,77516\n50,Private,83311\n", "seems to have no header"),
         ("a.csv", b"great film,1\nbad film,0\n", "seems to have no header"),
         ("a.csv", b"a,b,a\n1,2,3\n", "two columns 'a'; rename one"),
-        ("a.csv", b"", "a.csv cannot be read: No columns"),
+        ("a.csv", b"", "a.csv is empty; its first line must name"),
         ("a.csv", b'a,b\n"never closed,1\n', "a.csv cannot be read"),
         ("a.csv.gz", b"not packed", "a.csv.gz is damaged"),
         ("a.csv.gz", gzip.compress(b"a,b\n1,2\n" * 99, mtime=0)[:-9], "a.csv.gz is damaged"),

@@ -27,7 +27,7 @@ WHOLE = 10  # rows that a part of the targets should hold on average, to be deal
 def near(word: str, words: Sequence[str]) -> str:
     """A hint at what was perhaps meant: "; did you mean income?", or nothing."""
     lower = {str(other).lower(): str(other) for other in words}
-    found = difflib.get_close_matches(word.lower(), lower, n=1)
+    found = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.65)
     return f"; did you mean {lower[found[0]]}?" if found else ""
 
 
