@@ -169,7 +169,9 @@ def _long(row: Any) -> Tensor:
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
     """Raise if the tokenizer cannot mask, or knows tokens that the model does not."""
     if tokenizer is None:
-        raise ValueError("the model brings no tokenizer; save one into its folder (in Python, processor=…)")
+        raise ValueError(
+            "the model brings no tokenizer; save one into its folder (in Python, processor=…)"
+        )
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise ValueError("the tokenizer has no mask token; take that of a masked language model")
     rows = model.get_input_embeddings().weight.shape[0]
