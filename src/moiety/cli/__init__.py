@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
             typer.echo(f"moiety: {sentence}", err=True)
         sys.exit(2)
     if code == INTERRUPTED:
-        again = "; the same command goes on" if arguments[:1] and arguments[0] in GO_ON else ""
+        again = "; the same command goes on" if arguments and arguments[0] in GO_ON else ""
         typer.echo(f"moiety: interrupted{again}.", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 

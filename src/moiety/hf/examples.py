@@ -207,12 +207,12 @@ def _images(path: Path, column: str) -> np.ndarray:
     except (ValueError, EOFError, BadZipFile):  # whose advice is to allow pickles
         raise ValueError(f"{path.name} holds no array that numpy can read") from None
     if not isinstance(loaded, np.ndarray):
-        fits = [n for n in loaded.files if _are_images(loaded[n])]
+        fits = [n for n in loaded.files if are_images(loaded[n])]
         name = column if column in loaded.files else fits[0] if len(fits) == 1 else None
         if name is None:
             raise ValueError(f"{path.name}: --column must say which of {', '.join(loaded.files)}")
         loaded = loaded[name]
-    if not _are_images(loaded):
+    if not are_images(loaded):
         raise ValueError(
             f"{path.name}: images must be uint8 [N, H, W, C] or, grey ones, [N, H, W], "
             f"got {loaded.dtype} {list(loaded.shape)}"
@@ -220,5 +220,6 @@ def _images(path: Path, column: str) -> np.ndarray:
     return loaded if loaded.ndim == 4 else loaded[..., None]
 
 
-def _are_images(array: np.ndarray) -> bool:
+def are_images(array: np.ndarray) -> bool:
+    """Whether an array is one of images, with or without channels."""
     return array.ndim in (3, 4) and array.dtype == np.uint8

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import torch
@@ -70,9 +70,6 @@ def run_cell(
     checkpoint   where the state after a phase is kept, of learners that are one program; a kill
                  then loses a phase
     """
-    start = time.monotonic()
-    if cell.device.type == "cuda":
-        torch.cuda.synchronize()
     stacked = [name for name in learners if name in STACKED]
     course = Course({})
     for names in [stacked, *([name] for name in learners if name not in STACKED)]:
@@ -86,7 +83,7 @@ def run_cell(
             lines = _walk(cell, seeds, team, tick, checkpoint if alone else None)
             course.lines |= {name: [lines[name, seed] for seed in seeds] for name in names}
             course.checks += getattr(team, "taken", [])
-    return replace(course, seconds=time.monotonic() - start)
+    return course
 
 
 # -- the walk --------------------------------------------------------------------------------------

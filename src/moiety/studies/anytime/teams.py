@@ -69,7 +69,6 @@ class Course:
 
     lines: dict[str, list[list[Line]]]  # by learner and seed
     checks: list[list[int]] = field(default_factory=list)  # of each phase, by copy
-    seconds: float = 0.0
 
     def by_seed(self, i: int) -> dict[str, list[Line]]:
         return {name: each[i] for name, each in self.lines.items()}
