@@ -175,7 +175,9 @@ def test_kills_of_a_worker_and_of_the_driver(tmp_path, undisturbed):
 
 def test_ctrl_c_ends_the_workers_quietly(tmp_path):
     study, pipe = Killed(tmp_path, "full", workers=2), subprocess.PIPE
-    process = study.start(stdout=pipe, stderr=pipe, start_new_session=True, text=True)
+    # Whoever runs the tests in the background may have them ignore Ctrl-C, which is inherited.
+    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    process = study.start(stdout=pipe, stderr=pipe, start_new_session=True, text=True, **heard)
     study.wait_for(process, 1)
     workers = workers_of(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all
