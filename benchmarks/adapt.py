@@ -227,23 +227,23 @@ def main() -> None:
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--out")
     args = parser.parse_args()
+    gpu = args.device.startswith("cuda")
+    typed = [f"results/{Path(a).name}" if a == args.out else a for a in sys.argv[1:]]
+    facts = {
+        "command": f"python benchmarks/adapt.py {shlex.join(typed)}",
+        "machine": torch.cuda.get_device_name() if gpu else "CPU",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+        "limits": LIMITS,
+    }
     found = {}
     for name in args.model or MODELS:
         with tempfile.TemporaryDirectory() as folder:
             found[name] = measure(name, args, Path(folder))
         print(name, found[name]["ms a step"], found[name]["ratios"], flush=True)
-    if args.out:
-        gpu = args.device.startswith("cuda")
-        typed = [f"results/{Path(a).name}" if a == args.out else a for a in sys.argv[1:]]
-        facts = {
-            "command": f"python benchmarks/adapt.py {shlex.join(typed)}",
-            "machine": torch.cuda.get_device_name() if gpu else "CPU",
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "tf32": torch.backends.cuda.matmul.allow_tf32,
-            "limits": LIMITS,
-        }
-        write_json(args.out, {**facts, "models": found})
+        if args.out:
+            write_json(args.out, {**facts, "models": found})
 
 
 if __name__ == "__main__":

@@ -77,8 +77,8 @@ mnist)
   ;;
 cifar)
   # One of these programs fills a GPU: a few side by side, so that each of them ends.
-  part anytime.courses full "$device" 3 cifar replay-cifar
-  part anytime.courses full "$device" 2 replay-mnist
+  part anytime.courses full "$device" 4 cifar replay-cifar
+  part anytime.courses full "$device" 3 replay-mnist
   await
   study anytime/cifar 1
   study anytime/replay 1

@@ -165,22 +165,26 @@ def test_a_step_that_cannot_be_captured_says_so_and_is_right():
 
 
 @pytest.mark.parametrize(
-    ("copies", "shape", "out", "size", "padding"),
+    ("copies", "shape", "out", "size", "padding", "last"),
     [
-        (3, (4, 2, 9, 11), 5, 3, 1),
-        (2, (9, 1, 36, 36), 10, 5, 0),
-        (2, (17, 10, 16, 16), 20, 5, 2),
-        (2, (3, 3, 8, 8), 100, 1, 0),
+        (3, (4, 2, 9, 11), 5, 3, 1, False),
+        (2, (9, 1, 36, 36), 10, 5, 0, False),
+        (2, (17, 10, 16, 16), 20, 5, 2, False),
+        (2, (3, 3, 8, 8), 100, 1, 0, False),
+        (3, (4, 3, 9, 11), 8, 3, 1, True),
+        (2, (70, 32, 8, 8), 32, 3, 1, True),
+        (1, (5, 28, 6, 6), 112, 3, 0, True),
+        (2, (3, 80, 2, 2), 56, 3, 2, True),
     ],
 )
-def test_convolutions(copies, shape, out, size, padding):
+def test_convolutions(copies, shape, out, size, padding, last):
     from moiety.train.layers import _StackedConvolve
 
     torch.manual_seed(0)
     x = torch.randn(copies, *shape, device="cuda", requires_grad=True)
     weight = torch.randn(copies, out, shape[1], size, size, device="cuda", requires_grad=True)
     bias = torch.randn(copies, out, device="cuda", requires_grad=True)
-    ours = _StackedConvolve.apply(x, weight, bias, padding)
+    ours = _StackedConvolve.apply(x, weight, bias, padding, last)
     exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
     theirs = torch.stack([F.conv2d(a, w, b, padding=padding) for a, w, b in zip(*exact)])
     g = torch.randn_like(ours)

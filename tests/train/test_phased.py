@@ -29,6 +29,13 @@ def convolved():
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, CLASSES))
 
 
+def deep():
+    """Its convolutions and pooling have the channels of all copies side by side on a GPU."""
+    first = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()
+    second = nn.Conv2d(8, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(16, CLASSES))
+
+
 def data(shape=(8,)):
     g = torch.Generator().manual_seed(0)
     x = torch.randn(2 * ROWS, *shape, generator=g)
@@ -201,8 +208,9 @@ def test_batch_norms_of_copies_are_one(training, monkeypatch):
             Training(**{**vars(SGD), "augment": lambda x: crop_flip(x, 1)}),
             {("step", 16), ("step", 6), ("check", 32)},
         ),
+        (deep, (3, 4, 4), SGD, {("step", 16), ("step", 6), ("check", 32)}),
     ],
-    ids=["mlp", "batch norm", "augmented"],
+    ids=["mlp", "batch norm", "augmented", "deep"],
 )
 def test_captured_phases_equal_those_that_are_not(make, shape, training, graphs):
     x, y = data(shape)
@@ -218,10 +226,16 @@ def test_captured_phases_equal_those_that_are_not(make, shape, training, graphs)
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_ends_where_a_cpu_does():
-    x, y = data()
+@pytest.mark.parametrize(
+    ("make", "shape", "training"),
+    [(mlp, (8,), ADADELTA), (deep, (3, 4, 4), Training(**{**vars(SGD), "epochs": 3}))],
+    ids=["mlp", "deep"],
+)
+def test_a_gpu_ends_where_a_cpu_does(make, shape, training, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    x, y = data(shape)
     here, there = (
-        Phased([m.to(device) for m in started(mlp, 3)], x, y, rules_of(ADADELTA))
+        Phased([m.to(device) for m in started(make, 3)], x, y, rules_of(training))
         for device in ("cpu", "cuda")
     )
     for phase in range(2):

@@ -138,8 +138,8 @@ def _draw(out, seed, step, number, p, size, KIND: tl.constexpr, BLOCK: tl.conste
 @triton.jit
 def _pool(
     x, y, choice, count,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    LARGE: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, INNER: tl.constexpr,
+    BLOCK: tl.constexpr, LARGE: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = HEIGHT // SIZE
     COLUMNS: tl.constexpr = WIDTH // SIZE
@@ -148,13 +148,14 @@ def _pool(
         program = program.to(tl.int64)
     at = program * BLOCK + tl.arange(0, BLOCK)
     here = at < count
-    plane, row, column = at // (ROWS * COLUMNS), at // COLUMNS % ROWS, at % COLUMNS
-    corner = x + ((plane * HEIGHT + row * SIZE) * WIDTH + column * SIZE)
+    place, inner = at // INNER, at % INNER
+    plane, row, column = place // (ROWS * COLUMNS), place // COLUMNS % ROWS, place % COLUMNS
+    corner = x + (((plane * HEIGHT + row * SIZE) * WIDTH + column * SIZE) * INNER + inner)
     best = tl.load(corner, mask=here, other=0.0)
     which = tl.zeros([BLOCK], tl.int32)
     for i in tl.static_range(SIZE):
         for j in tl.static_range(SIZE):
-            value = tl.load(corner + i * WIDTH + j, mask=here, other=0.0)
+            value = tl.load(corner + (i * WIDTH + j) * INNER, mask=here, other=0.0)
             more = (value > best) | (value != value)  # NaN wins, as in torch
             best, which = tl.where(more, value, best), tl.where(more, i * SIZE + j, which)
     tl.store(y + at, best, mask=here)
@@ -164,8 +165,8 @@ def _pool(
 @triton.jit
 def _unpool(
     g, choice, gx, count,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    LARGE: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, INNER: tl.constexpr,
+    BLOCK: tl.constexpr, LARGE: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = HEIGHT // SIZE
     COLUMNS: tl.constexpr = WIDTH // SIZE
@@ -174,9 +175,10 @@ def _unpool(
         program = program.to(tl.int64)
     at = program * BLOCK + tl.arange(0, BLOCK)
     here = at < count
-    plane, row, column = at // (HEIGHT * WIDTH), at // WIDTH % HEIGHT, at % WIDTH
+    place, inner = at // INNER, at % INNER
+    plane, row, column = place // (HEIGHT * WIDTH), place // WIDTH % HEIGHT, place % WIDTH
     pooled = here & (row < ROWS * SIZE) & (column < COLUMNS * SIZE)
-    source = (plane * ROWS + row // SIZE) * COLUMNS + column // SIZE
+    source = ((plane * ROWS + row // SIZE) * COLUMNS + column // SIZE) * INNER + inner
     which = tl.load(choice + source, mask=pooled, other=255).to(tl.int32)
     value = tl.load(g + source, mask=pooled, other=0.0)
     mine = which == row % SIZE * SIZE + column % SIZE
@@ -234,20 +236,21 @@ def _span(channels: int, size: int, out: int, columns: int) -> int:
     return min(fit, key=cost)
 
 
-def pool(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def pool(x_NHWI: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The largest of each `size` × `size` square, and which of them it was."""
-    x = x.contiguous()
-    y = x.new_empty(*x.shape[:-2], x.shape[-2] // size, x.shape[-1] // size)
+    images, height, width, inner = x_NHWI.shape
+    y = x_NHWI.new_empty(images, height // size, width // size, inner)
     choice = torch.empty_like(y, dtype=torch.uint8)
-    _pool[(triton.cdiv(y.numel(), BLOCK),)](x, y, choice, y.numel(), **_squares(x, size))
+    grid = (triton.cdiv(y.numel(), BLOCK),)
+    _pool[grid](x_NHWI, y, choice, y.numel(), **_squares(x_NHWI, size))
     return y, choice
 
 
-def unpool(g: Tensor, choice: Tensor, size: int, shape: torch.Size) -> Tensor:
+def unpool(g_NHWI: Tensor, choice: Tensor, size: int, shape: torch.Size) -> Tensor:
     """The gradient of `pool`."""
-    gx = g.new_empty(shape)
+    gx = g_NHWI.new_empty(shape)
     grid = (triton.cdiv(gx.numel(), BLOCK),)
-    _unpool[grid](g.contiguous(), choice, gx, gx.numel(), **_squares(gx, size))
+    _unpool[grid](g_NHWI, choice, gx, gx.numel(), **_squares(gx, size))
     return gx
 
 
@@ -264,7 +267,7 @@ def draw(
 
 
 def _squares(x: Tensor, size: int) -> dict[str, int]:
-    shape = {"HEIGHT": x.shape[-2], "WIDTH": x.shape[-1], "SIZE": size}
+    shape = {"HEIGHT": x.shape[1], "WIDTH": x.shape[2], "INNER": x.shape[3], "SIZE": size}
     return {**shape, "BLOCK": BLOCK, "LARGE": x.numel() + BLOCK >= 2**31}
 
 

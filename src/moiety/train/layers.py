@@ -44,7 +44,7 @@ class Layers(TorchFunctionMode):
         *_: Any,
         **__: Any,
     ) -> Tensor:
-        return _Convolve.apply(input, weight, bias, _one(padding))
+        return _Convolve.apply(input, weight, bias, _one(padding), False)
 
     def pool(self, input: Tensor, kernel_size: Any, *_: Any, **__: Any) -> Tensor:
         return _Pool.apply(input, _one(kernel_size))
@@ -111,7 +111,7 @@ class _Convolve(torch.autograd.Function):
     """What vmap sees; `_StackedConvolve` is what runs."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, last: bool) -> Tensor:
         return F.conv2d(x, weight, bias, padding=padding)
 
     @staticmethod
@@ -120,10 +120,16 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int
+        info: Any,
+        dims: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: int,
+        last: bool,
     ) -> tuple[Tensor, int]:
         many = [_stacked(t, d, info.batch_size) for t, d in zip((x, weight, bias), dims)]
-        return _StackedConvolve.apply(*many, padding), 0
+        return _StackedConvolve.apply(*many, padding, last), 0
 
 
 class _Pool(torch.autograd.Function):
@@ -143,27 +149,30 @@ class _Pool(torch.autograd.Function):
 class _StackedConvolve(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_SBCHW: Tensor, weight_SOCKK: Tensor, bias_SO: Tensor | None, padding: int
+        ctx: Any,
+        x_SBCHW: Tensor,
+        weight_SOCKK: Tensor,
+        bias_SO: Tensor | None,
+        padding: int,
+        last: bool,
     ) -> Tensor:
-        from . import kernels
+        from . import channels_last, kernels
 
         ctx.save_for_backward(x_SBCHW, weight_SOCKK)
-        ctx.padding = padding
-        return kernels.convolve(x_SBCHW, weight_SOCKK, bias_SO, padding)
+        ctx.padding, ctx.kernels = padding, channels_last if last else kernels
+        return ctx.kernels.convolve(x_SBCHW, weight_SOCKK, bias_SO, padding)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        from . import kernels
-
         x, weight = ctx.saved_tensors
         size, gx, gw, gb = weight.shape[-1], None, None, None
         if ctx.needs_input_grad[0]:
             # Each pixel is reached back through the weights turned round.
             turned = weight.flip(-2, -1).transpose(1, 2)
-            gx = kernels.convolve(g, turned, None, size - 1 - ctx.padding)
+            gx = ctx.kernels.convolve(g, turned, None, size - 1 - ctx.padding)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            gw, gb = kernels.convolve_gradients(x, g, size, ctx.padding)
-        return gx, gw, gb if ctx.needs_input_grad[2] else None, None
+            gw, gb = ctx.kernels.convolve_gradients(x, g, size, ctx.padding)
+        return gx, gw, gb if ctx.needs_input_grad[2] else None, None, None
 
 
 class _StackedPool(torch.autograd.Function):
@@ -171,16 +180,48 @@ class _StackedPool(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
         from . import kernels
 
-        y, choice = kernels.pool(x, size)
+        ctx.last = is_last(x)
+        flat = _flat(x, ctx.last)
+        y, choice = kernels.pool(flat, size)
         ctx.save_for_backward(choice)
-        ctx.size, ctx.shape = size, x.shape
-        return y
+        ctx.size, ctx.flat, ctx.shape = size, flat.shape, x.shape
+        return _unflat(y, x.shape, ctx.last)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         from . import kernels
 
-        return kernels.unpool(g, ctx.saved_tensors[0], ctx.size, ctx.shape), None
+        gx = kernels.unpool(_flat(g, ctx.last), ctx.saved_tensors[0], ctx.size, ctx.flat)
+        return _unflat(gx, ctx.shape, ctx.last), None
+
+
+# -- where stacked images lie ----------------------------------------------------------------------
+
+
+def is_last(x: Tensor) -> bool:
+    """Whether stacked images lie as `to_last` has them."""
+    return x.dim() == 5 and x.permute(1, 3, 4, 0, 2).is_contiguous()
+
+
+def to_last(x_SBCHW: Tensor) -> Tensor:
+    """The same as `[B, H, W, S, C]`, the channels of all copies side by side; a copy if need be."""
+    return x_SBCHW.permute(1, 3, 4, 0, 2).contiguous()
+
+
+def from_last(x_BHWSC: Tensor) -> Tensor:
+    """Back from it, without a copy."""
+    return x_BHWSC.permute(3, 0, 4, 1, 2)
+
+
+def _flat(x: Tensor, last: bool) -> Tensor:
+    """Images `[N, H, W, I]`, of I numbers a pixel, as pooling has them."""
+    return to_last(x).flatten(3) if last else x.contiguous().flatten(0, -3)[..., None]
+
+
+def _unflat(x_NHWI: Tensor, like: torch.Size, last: bool) -> Tensor:
+    if last:
+        return from_last(x_NHWI.unflatten(3, (like[0], like[2])))
+    return x_NHWI.view(*like[:-2], *x_NHWI.shape[1:3])
 
 
 def _stacked(t: Tensor | None, dim: int | None, copies: int) -> Tensor | None:

@@ -4,17 +4,22 @@ vmap makes one batch norm of those of S copies, but scales and shifts its result
 takes the gradients of scale and shift apart: passes over all activations, which is what a small
 network costs on a GPU. Here they are part of the one batch norm: its channels are those of all
 copies.
+
+Convolutions of many channels leave their results so that this takes no copy (`channels_last`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from .layers import Layers, _stacked
+from .layers import Layers, _Convolve, _one, _stacked
+
+FEWEST = 3  # channels of an input, from which on channels side by side are better
 
 
 class Norms(Layers):
@@ -25,7 +30,23 @@ class Norms(Layers):
     ) -> Any:
         if func is F.batch_norm:
             return self.norm(*args, **(kwargs or {}))
+        if func is Tensor.view and not (kwargs or isinstance(args[1], torch.dtype)):
+            func = Tensor.reshape  # what is a view of usual images may not be one of these
         return super().__torch_function__(func, types, args, kwargs)
+
+    def convolve(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        *_: Any,
+        **__: Any,
+    ) -> Tensor:
+        out, channels, size = weight.shape[:3]
+        last = size == 3 and channels >= FEWEST and out % 4 == 0  # of whole vectors
+        return _Convolve.apply(input, weight, bias, _one(padding), last)
 
     def norm(
         self,
