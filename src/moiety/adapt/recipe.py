@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -68,18 +68,23 @@ class Recipe:
 
 
 def adamw(encoder: Encoder, recipe: Recipe, captured: bool = False) -> torch.optim.AdamW:
-    """The optimizer of all that is trained; parameters of one axis do not decay.
-
-    A step that is captured has to read its learning rate anew, from the device.
-    """
+    """The optimizer of all that is trained; parameters of one axis do not decay."""
     trained = [p for p in encoder.model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.dim() > 1], "weight_decay": recipe.weight_decay},
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    rate = torch.tensor(recipe.lr, device=encoder.device) if captured else recipe.lr
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), capturable=captured)
+    return torch.optim.AdamW(
+        groups, betas=(0.9, 0.95), **repeatable(recipe.lr, encoder.device, captured)
+    )
+
+
+def repeatable(lr: float, device: torch.device, captured: bool) -> dict[str, Any]:
+    """Words for AdamW; captured, it reads its rate anew from the device, and is few kernels."""
+    if not captured:
+        return {"lr": lr}
+    return {"lr": torch.tensor(lr, device=device), "capturable": True, "fused": True}
 
 
 def set_rate(

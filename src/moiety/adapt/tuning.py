@@ -31,7 +31,7 @@ from .mars import Mars
 from .mixtures import balance_losses
 from .r3f import R3F
 from .recadam import RecAdam
-from .recipe import set_rate
+from .recipe import repeatable, set_rate
 from .repeated import Repeated, Tensors
 from .scores import score
 
@@ -156,8 +156,7 @@ class Tuning:
             list(parameter_groups(self.classifier, self.recipe.weight_decay)),
         )
         if recipe.method != "recadam":
-            rate = torch.tensor(recipe.lr, device=self.device) if self.captures else recipe.lr
-            return torch.optim.AdamW(groups, lr=rate, capturable=self.captures)
+            return torch.optim.AdamW(groups, **repeatable(recipe.lr, self.device, self.captures))
         options = {name: recipe.option(name) for name in ("k", "t0", "strength")}
         return RecAdam(groups, lr=recipe.lr, **options)
 

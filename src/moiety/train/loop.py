@@ -168,7 +168,9 @@ class _Run:
         self.lr: float | Tensor = recipe.lr
         if self.capture:  # where a captured step can read it anew
             self.lr = torch.tensor(recipe.lr, device=self.device)
-        words: dict[str, Any] = {"weight_decay": recipe.weight_decay, "capturable": self.capture}
+        words: dict[str, Any] = {"weight_decay": recipe.weight_decay}
+        if self.capture:  # fused, it is few kernels
+            words |= {"capturable": True, "fused": True}
         self.optimizer = torch.optim.AdamW(self.trained, lr=self.lr, **words)
         self.examples, self.batch = examples, min(recipe.batch, examples)
         self.step, self.losses = 0, []  # type: tuple[int, list[Tensor]]
