@@ -110,7 +110,8 @@ def test_it_learns_and_says_how_well_and_how_far():
     assert tuned.scores["train"]["accuracy"] == 1 and tuned.scores["validation"]["accuracy"] == 1
     assert [line["step"] for line in tuned.history] == [10, 20, 30, 40]
     assert tuned.history[0]["loss"] > tuned.history[-1]["loss"]
-    assert tuned.history[-1]["accuracy"] == tuned.scores["validation"]["accuracy"]
+    assert tuned.history[-1]["validation"] == tuned.scores["validation"]
+    assert tuned.history[-1]["loss"] != tuned.scores["validation"]["loss"]  # it is of the training
     assert tuned.gap is None and not tuned.classifier.model.training
     assert encoder.weights_key() == before  # the encoder itself is not touched
     prefix = tuned.classifier.model.base_model_prefix

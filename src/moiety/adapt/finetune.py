@@ -63,7 +63,7 @@ class Tuned:
 
     def logits(self, rows: Any) -> Tensor:
         """`[N, C]` of labelled or unlabelled rows, on the CPU."""
-        return answers(self.classifier, rows)
+        return answers(self.classifier, rows, self.recipe.batch)
 
     def save(self, folder: str | Path) -> None:
         """Write the classifier with its processor, for transformers alone to load."""
@@ -160,17 +160,17 @@ def _splits(data: Any, validation: Any, test: Any, encoder: Encoder) -> tuple[An
 
 def _told(tuning: Tuning, encoder: Encoder, test: Callable[[], Any] | Any) -> dict[str, Any]:
     """What is known of the classifier at the end; only now the test split is read."""
-    classifier = tuning.classifier
-    found = {"train": score(classifier, tuning.data)}
-    if tuning.validation is not None:
-        found["validation"] = score(classifier, tuning.validation, "validation")
+    classifier, batch = tuning.classifier, tuning.recipe.batch
+    found = {"train": score(classifier, tuning.data, batch)}
+    if tuning.validation is not None:  # it was scored after the last step
+        found["validation"] = tuning.history[-1]["validation"]
     if test is not None:
-        found["test"] = score(classifier, test() if callable(test) else test, "test")
+        found["test"] = score(classifier, test() if callable(test) else test, batch, "test")
     return {
         "scores": found,
         "distance": classifier.distance(encoder),
         "history": tuning.history,
-        "sample": answers(classifier, tuning.data, most=SAMPLE).tolist(),
+        "sample": answers(classifier, tuning.data, batch, most=SAMPLE).tolist(),
         "seconds": tuning.seconds,
     }
 

@@ -82,8 +82,9 @@ class RecAdam(torch.optim.AdamW):
         for group in self._recalling():
             pull = group["lr"] * (1 - learned) * self.strength
             if pull:
-                for p in _moved(group):
-                    p.sub_(p - self.initial[p], alpha=pull)
+                moved = _moved(group)
+                away = torch._foreach_sub(moved, [self.initial[p] for p in moved])
+                torch._foreach_sub_(moved, away, alpha=pull)
         return loss
 
     def _recalling(self) -> list[dict[str, Any]]:

@@ -8,6 +8,8 @@ out of both, as "no relation" is in some data. largest_class is the accuracy of 
 nothing but the commonest class.
 
     score(classifier, rows)        # the same of labelled rows: with a length, `take` and `labels`
+
+Many are answered at once: where a batch has room for its gradients, eight have it without.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from .follow import Chosen, at_rest
 
 if TYPE_CHECKING:
     from .classifier import Classifier
+
+AT_ONCE = 8  # batches that are answered at once
 
 
 @torch.no_grad()
@@ -60,18 +64,23 @@ def _f1(counts: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def answers(classifier: Classifier, rows: Any, most: int | None = None) -> Tensor:
-    """`[N, C]`: logits of rows, or of the first of them, in eval mode, on the CPU."""
+def answers(classifier: Classifier, rows: Any, batch: int, most: int | None = None) -> Tensor:
+    """`[N, C]`: logits of rows, or of the first of them, in eval mode, on the CPU.
+
+    batch    examples that were trained on at once
+    """
     shown = rows if most is None else Chosen(rows, torch.arange(min(most, len(rows))))
     with at_rest(classifier.model):
-        parts = [classifier.logits(b).float().cpu() for b in batches(classifier.encoder, shown)]
-    return torch.cat(parts)
+        asked = batches(classifier.encoder, shown, AT_ONCE * batch)
+        return torch.cat([classifier.logits(each).float().cpu() for each in asked])
 
 
-def score(classifier: Classifier, rows: Any, name: str = "training") -> dict[str, float]:
+def score(
+    classifier: Classifier, rows: Any, batch: int, name: str = "training"
+) -> dict[str, float]:
     """The scores of labelled rows."""
     labels = check_labels(rows, name, classifier.classes)
-    return scores(answers(classifier, rows), labels)
+    return scores(answers(classifier, rows, batch), labels)
 
 
 def check_labels(rows: Any, name: str, classes: int | Sequence[str] | None = None) -> Tensor:

@@ -242,7 +242,7 @@ class Tuning:
         return step_seed(step_seed(self.seed, use), number)
 
     def look(self) -> None:
-        """Write a line: the mean training loss since the last, and the validation's scores."""
+        """Write a line: the mean training loss since the last, and the scores of validation."""
         line: dict[str, Any] = {"step": self.step, "loss": float(self.sum) / self.count}
         self.sum, self.count = torch.zeros_like(self.sum), 0
         if not math.isfinite(line["loss"]):
@@ -251,7 +251,9 @@ class Tuning:
                 f"({self.recipe.lr:g})"
             )
         if self.validation is not None:
-            line |= score(self.classifier, self.validation, "validation")
+            line["validation"] = score(
+                self.classifier, self.validation, self.recipe.batch, "validation"
+            )
         self.history.append(line)
         if self.folder:
             io.append_line(self.folder / "history.jsonl", json.dumps(line))
