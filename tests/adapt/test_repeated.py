@@ -10,6 +10,7 @@ from rows import encoder, labelled, moved, rows
 from moiety.adapt import cache, finetune, repeated, stage
 from moiety.adapt.pretrain import further_pretrain, self_distill
 from moiety.adapt.repeated import WARM, Repeated
+from moiety.hf import upcycle
 
 SHORT = {"steps": 8, "batch": 6, "lr": 1e-3, "checks": 2}
 
@@ -168,3 +169,21 @@ def test_a_captured_further_pretraining_goes_on(tmp_path):
         further_pretrain(model, data, out=tmp_path, save_every=0, tick=kill, **words)
     again = further_pretrain(model, data, out=tmp_path, save_every=0, **words)
     assert near(whole.stages[0].state, again.stages[0].state) < 1e-4
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("error:.*trains without a CUDA graph")
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_a_captured_mixture_is_near_the_plain_one(kind):
+    dense = without_dropout(encoder(kind))
+    dense.model = upcycle(dense.model, experts=4, router="top-k", k=2, balance={"switch": 0.01})
+    mixture = dense.to("cuda")
+    plain, graphs = (
+        further_pretrain(mixture, rows(kind), capture=c, **SHORT) for c in (False, True)
+    )
+    assert near(plain.stages[-1].state, graphs.stages[-1].state) < 1e-4
+    words = {"steps": 20, "batch": 8, "lr": 1e-3}
+    plain, graphs = (finetune(mixture, labelled(kind), capture=c, **words) for c in (False, True))
+    states = [tuned.classifier.model.state_dict() for tuned in (plain, graphs)]
+    assert near(*states) < 1e-4
