@@ -75,3 +75,9 @@ def test_what_others_wait_for_begins_before_them():
     assert after == sorted(after) and any(after)
     with pytest.raises(ValueError, match=r"there are no courses of 'language'"):
         courses.all_jobs("full", "language")
+
+
+def test_more_seeds_are_further_programs():
+    some, more = (courses.all_jobs("full", name) for name in ("cifar", "cifar:10"))
+    assert {job.key for job in some} < {job.key for job in more} and len(more) == 2 * len(some)
+    assert {job.seeds for job in more} == {(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)}

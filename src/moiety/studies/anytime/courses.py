@@ -2,6 +2,7 @@
 
     python -m moiety.studies.anytime.courses full cuda 8 mnist adaptive-wait replay-mnist
     python -m moiety.studies.anytime.courses full cuda 4 cifar replay-cifar       # then the studies
+    python -m moiety.studies.anytime.courses full cuda 4 cifar:10                 # of ten seeds
 
 Studies run what they lack themselves, one program after the other. But a program of small models
 leaves most of a GPU idle, and the arms of a cell all want the same one; so programs come first,
@@ -77,14 +78,18 @@ class Job:
             vision.course_of(asked, (self.seed,), device)
 
 
-def blocks(study: Study, scale: str, copies: int | None) -> list[tuple[int, ...]]:
+def blocks(study: Study, seeds: int, copies: int | None) -> list[tuple[int, ...]]:
     """The seeds of each block, as the lab deals them out."""
-    firsts = range(0, study.scale(scale).seeds, study.block)
+    firsts = range(0, seeds, study.block)
     return [tuple(range(first, first + study.block))[:copies] for first in firsts]
 
 
 def jobs_of(name: str, scale: str) -> Iterator[Job]:
-    """What the arms of a study ask for; "replay-mnist" and "replay-cifar" are its halves."""
+    """What the arms of a study ask for; "replay-mnist" and "replay-cifar" are its halves.
+
+    "cifar:10": with so many seeds instead of the scale's.
+    """
+    name, _, many = name.partition(":")
     name, _, part = name.partition("-") if name.startswith("replay") else (name, "", "")
     modules: dict[str, Any] = {
         "mnist": mnist,
@@ -95,13 +100,14 @@ def jobs_of(name: str, scale: str) -> Iterator[Job]:
     if name not in modules:
         raise ValueError(f"there are no courses of {name!r}; there are {', '.join(modules)}")
     study = modules[name].study
+    count = int(many) if many else study.scale(scale).seeds
     for arm in study.arms.values():
         settings = {**study.scale(scale).settings, **arm, "scale": scale}
         if name == "replay":
             if part not in ("", arm["set"].lower()):
                 continue
             settings = replay.of_set(settings)
-        for seeds in blocks(study, scale, settings.get("copies")):
+        for seeds in blocks(study, count, settings.get("copies")):
             if "wait" in settings:
                 yield Job(settings, seeds)
             elif settings["policy"] != adaptive_wait.BEST:
