@@ -31,6 +31,7 @@ from .objective import Objective
 from .recipe import WARM_STEPS, Recipe
 from .stage import FURTHER, Stage
 from .teachers import frozen, make_teacher
+from .together import Member
 from .trained import State, Trained, read_trained, to_cpu
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Course:
     save_every: float = 30.0
     tick: Tick | None = None
     capture: bool = False
+    crew: Member | None = None
     warm_steps: int = WARM_STEPS  # of a head that had to be made
     initial: State = dataclasses.field(default_factory=dict)
     inputs: Inputs = dataclasses.field(default_factory=lambda: Inputs(None, 0))
@@ -153,6 +155,7 @@ class Course:
             save_every=self.save_every,
             tick=self.tick,
             capture=self.capture,
+            crew=self.crew,
             **words,
         )
 

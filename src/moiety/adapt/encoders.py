@@ -115,8 +115,9 @@ class Encoder(ABC):
     def input_key(self) -> str:
         """Say all that decides how raw examples become tensors: a part of a cache's key."""
 
-    def rounded(self, batch: Batch) -> Batch:
-        """The batch, which may hold a mask, with so much padding that few shapes occur."""
+    def rounded(self, batch: Batch, length: int | None = None) -> Batch:
+        """The batch, which may hold a mask, with so much padding that few shapes occur; or padded
+        to a length."""
         return batch
 
     def sees_padding(self) -> bool:

@@ -34,6 +34,7 @@ from .classifier import Classifier
 from .encoders import Encoder
 from .labelled import Labelled, read_labelled
 from .scores import answers, check_labels, score
+from .together import Member
 from .tuning import Method, TuneRecipe, Tuning
 
 # By kind, from Table 9 of digest 3.
@@ -93,6 +94,7 @@ def finetune(
     out: str | Path | None = None,
     save_every: float = 30.0,
     capture: bool = False,
+    crew: Member | None = None,
     tick: Callable[[float], None] | None = None,
 ) -> Tuned:
     """Train trunk and a fresh head on labelled examples, and score the last weights.
@@ -106,6 +108,7 @@ def finetune(
     out          a folder for the state in flight, `result.json` and `classifier/`
     capture      on a GPU, repeat a step as one CUDA graph (plain and mars); it rounds a little
                  differently
+    crew         its place among trainings that take their steps together (see `together`)
     """
     encoder = model if isinstance(model, Encoder) else Encoder.load(model, processor=processor)
     data, validation, test = _splits(data, validation, test, encoder)
@@ -130,7 +133,7 @@ def finetune(
         seed=seed,
         dropout=dropout,
     )
-    tuning = Tuning(classifier, data, labels, recipe, seed, validation, capture)
+    tuning = Tuning(classifier, data, labels, recipe, seed, validation, capture, crew)
     folder = Path(out) if out is not None else None
     with io.lease(folder) if folder else nullcontext():
         if folder:

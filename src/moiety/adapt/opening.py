@@ -20,6 +20,7 @@ from .follow import Follow
 from .labelled import Labelled, read_labelled
 from .lora import check_adaptable
 from .recipe import BATCHES, RATES, WARM_STEPS, Recipe
+from .together import Member
 
 Source = str | os.PathLike[str] | nn.Module | Encoder
 
@@ -40,6 +41,7 @@ class Options(TypedDict, total=False):
     warm_steps: int  # of a head or decoder that the model lacks (500)
     save_every: float  # seconds between states on the disk (30)
     capture: bool  # on a GPU, repeat a step as one CUDA graph; it rounds a little differently
+    crew: Member  # its place among trainings that take their steps together (see `together`)
     tick: Tick  # hears the name of the stage and the share that is done
 
 
@@ -92,6 +94,7 @@ def open_course(
         save_every=options.get("save_every", 30.0),
         tick=options.get("tick"),
         capture=options.get("capture", False),
+        crew=options.get("crew"),
     )
 
 

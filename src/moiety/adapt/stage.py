@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import io
 from ..train.draws import step_seed
@@ -36,6 +36,7 @@ from .objective import Objective, Target
 from .recipe import Recipe, adamw, set_rate
 from .repeated import Repeated, Tensors
 from .teachers import Teacher
+from .together import Member
 from .trained import State, Trained, read_trained, to_cpu, write_trained
 
 ORDER, MASKS, NOISE, ADAPTERS = 1, 2, 3, 4  # what a seed is used for
@@ -63,6 +64,7 @@ class Stage:
         save_every: float = 30.0,
         tick: Callable[[str, float], None] | None = None,
         capture: bool = False,
+        crew: Member | None = None,
     ) -> None:
         if recipe.stop == "probe" and (follow is None or follow.labelled is None):
             raise ValueError('stop="probe" needs labelled training examples to probe on')
@@ -72,7 +74,7 @@ class Stage:
         self.objective, self.teacher = objective, teacher
         self.follow = follow or Follow(seed=seed)
         self.save_every, self.tick = save_every, tick
-        self.captures = capture and encoder.device.type == "cuda"
+        self.captures, self.crew = capture and encoder.device.type == "cuda", crew
         self.repeated: dict[bool, Repeated] = {}  # steps with a teacher, and without
         self.wanted: Target | None = None  # what the teacher says at this step
         self.batch = min(recipe.batch, len(rows))
@@ -127,7 +129,7 @@ class Stage:
         batch = self.encoder.batch(self.rows.take(rows))
         lots = torch.Generator().manual_seed(step_seed(step_seed(self.seed, MASKS), self.step))
         masks = self.encoder.mask(batch, lots)
-        if self.captures:  # few shapes, each captured once
+        if self.captures or self.crew:  # few shapes, each captured once
             batch = self.encoder.rounded({**batch, MASK: masks})
             masks = batch.pop(MASK)
         target = None
@@ -144,10 +146,12 @@ class Stage:
             self.teacher.expect(self.rows_of(self.step))
 
     def _update(self, batch: Batch, masks: Tensor, target: Target | None) -> dict[str, Tensor]:
-        """Change the weights; on a GPU, where that is wanted, as one CUDA graph."""
+        """Change the weights; with others, or on a GPU as one CUDA graph, where that is wanted."""
         tensors = {**batch, MASK: masks}
         if target is not None and target.values is not None:
             tensors["target"] = target.values
+        if self.crew and not (target is not None and (target.weights or target.probs)):
+            return self.crew.step(self, tensors)
         # The weights of a teacher are the same at every step; its routers' decisions are not.
         if not self.captures or (target is not None and target.probs):
             return self._change(tensors, target)
@@ -167,6 +171,25 @@ class Stage:
         told = self.objective.backward(self.student, batch, masks, target, half)
         self.optimizer.step()
         return told
+
+    # -- with others (see `together`) ----------------------------------------------------------
+
+    @property
+    def trained_model(self) -> nn.Module:
+        return self.student.model
+
+    def loss(self, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        batch = dict(tensors)
+        masks, values = batch.pop(MASK), batch.pop("target", None)
+        target = None if values is None else Target(values=values)
+        half = self.recipe.precision == "bfloat16"
+        return self.objective.loss(self.student, batch, masks, target, half)
+
+    def fit(self, tensors: Tensors, length: int) -> Tensors:
+        return self.encoder.rounded(dict(tensors), length)
+
+    def apply(self) -> None:
+        self.optimizer.step()
 
     def rows_of(self, step: int) -> Tensor:
         """The examples of a step; what is left over at the end of an epoch waits for the next."""

@@ -95,12 +95,17 @@ class TextEncoder(Encoder):
         tensors = {"input_ids": ids, "attention_mask": real.long(), "special_tokens_mask": special}
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
-    def rounded(self, batch: Batch) -> Batch:
-        """To a multiple of 32 tokens, or to the most that the model reads."""
-        length = batch["input_ids"].shape[1]
-        more = min(-(-length // ROUND) * ROUND, self.longest) - length
-        values = {"input_ids": self.pad, "attention_mask": 0, "special_tokens_mask": True, MASK: -1}
-        return {name: F.pad(batch[name], (0, more), value=values[name]) for name in batch}
+    def rounded(self, batch: Batch, length: int | None = None) -> Batch:
+        """To a multiple of 32 tokens, or to the most that the model reads; or to a length."""
+        present = batch["input_ids"].shape[1]
+        more = (length or min(-(-present // ROUND) * ROUND, self.longest)) - present
+        values = {"input_ids": self.pad, "special_tokens_mask": True, MASK: -1}
+        return {
+            name: F.pad(t, (0, 0) * (t.dim() - 2) + (0, more), value=values.get(name, 0))
+            if t.dim() > 1
+            else t
+            for name, t in batch.items()
+        }
 
     def mask(self, batch: Batch, generator: torch.Generator) -> Tensor:
         ids = batch["input_ids"]

@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -34,6 +35,7 @@ from .recadam import RecAdam
 from .recipe import repeatable, set_rate
 from .repeated import Repeated, Tensors
 from .scores import score
+from .together import Member
 
 ORDER, DROPOUT, NOISE = 11, 12, 13  # what a seed is used for
 CLIP = 1.0  # of the norm of the gradient
@@ -129,6 +131,7 @@ class Tuning:
         seed: int,
         validation: Any = None,
         capture: bool = False,
+        crew: Member | None = None,
     ) -> None:
         self.classifier, self.data, self.labels = classifier, data, labels
         self.recipe, self.seed, self.validation = recipe, seed, validation
@@ -137,7 +140,12 @@ class Tuning:
         # RecAdam's weight and the noise of R3F come from the host, and change with the step.
         self.captures = capture and self.device.type == "cuda" and recipe.method in REPEATED
         self.repeated: Callable[[Tensors], dict[str, Tensor]] = self._change
-        if self.captures:
+        self.crew = crew
+        if crew is not None:
+            if recipe.method == "r3f":
+                raise ValueError("R3F draws noise inside its loss: it cannot be tuned with others")
+            self.repeated = partial(crew.step, self)
+        elif self.captures:
             self.repeated = Repeated("fine-tuning", self._change)
         self.optimizer = self._optimizer()
         mars, r3f = recipe.method == "mars", recipe.method == "r3f"
@@ -194,7 +202,7 @@ class Tuning:
         rows = self.rows_of(self.step)
         torch.manual_seed(self.lot(DROPOUT, self.step))
         batch = self.classifier.encoder.batch(self.data.take(rows))
-        if self.captures:  # few shapes, each captured once
+        if self.captures or self.crew:  # few shapes, each captured once
             batch = self.classifier.encoder.rounded(batch)
         set_rate(self.optimizer, self.recipe.rate(self.step))
         inputs = {**self.classifier.inputs(batch), "": self.labels[rows].to(self.device)}
@@ -204,19 +212,35 @@ class Tuning:
 
     def _change(self, tensors: Tensors) -> dict[str, Tensor]:
         """Change the weights; the loss before."""
-        inputs = dict(tensors)
-        labels, half = inputs.pop(""), self.recipe.precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            loss = self.loss(inputs, labels)
+        loss, told = self.loss(tensors)
         self.optimizer.zero_grad()
         loss.backward()
+        self.apply()
+        return told
+
+    def apply(self) -> None:
+        """Change the weights by their gradients."""
         nn.utils.clip_grad_norm_(self.trained, CLIP)
         self.optimizer.step()
         if self.ball:
             self.ball.project()
-        return {"loss": loss.detach()}
 
-    def loss(self, inputs: dict[str, Tensor], labels: Tensor) -> Tensor:
+    @property
+    def trained_model(self) -> nn.Module:
+        return self.classifier.model
+
+    def fit(self, tensors: Tensors, length: int) -> Tensors:
+        return self.classifier.encoder.rounded(dict(tensors), length)
+
+    def loss(self, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a batch, and the same as a number."""
+        inputs = dict(tensors)
+        labels, half = inputs.pop(""), self.recipe.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+            loss = self._loss(inputs, labels)
+        return loss, {"loss": loss.detach()}
+
+    def _loss(self, inputs: dict[str, Tensor], labels: Tensor) -> Tensor:
         """Cross-entropy, the balance of experts if there are any, and what noise changes in R3F."""
         with balance_losses(self.classifier.model) as terms:
             logits = self.classifier.model(**inputs).logits

@@ -1,0 +1,261 @@
+"""Several trainings of equal structure as one program.
+
+    made = together([lambda crew, s=s: further_pretrain(model, data[s], seed=s, crew=crew, **words)
+                     for s in range(8)])
+
+A step of a small model is hundreds of kernels that leave a GPU idle, and eight of them together are
+about as many. So each call runs as if it were alone, but where it would change its weights it waits
+for the others; then the losses of all are one vmapped call on stacked weights, and every training
+goes on with its own gradients and its own optimizer. The weights of its model are views of the
+stack from its first step on, so that all else it does (checks, scores, saves) needs no copy.
+
+Calls take turns: one runs at a time and in fixed order, so that what they draw does not depend on
+threads. Some may end before others. A training tells the crew by `Part` what to do; those that
+differ in structure or loss, or draw numbers inside it other than dropout, cannot be together.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import TorchFunctionMode
+
+from .repeated import Repeated, Tensors
+
+T = TypeVar("T")
+
+
+class Part(Protocol):
+    """A training that takes its steps with others."""
+
+    captures: bool
+
+    @property
+    def trained_model(self) -> nn.Module: ...
+
+    def loss(self, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        """Its loss with the weights that its model has now, and what it tells."""
+
+    def fit(self, tensors: Tensors, length: int) -> Tensors:
+        """The same, padded to so many tokens."""
+
+    def apply(self) -> None:
+        """Change the weights by their gradients."""
+
+
+class Member:
+    """The place of one call in a crew."""
+
+    def __init__(self) -> None:
+        self.turn, self.done = threading.Semaphore(0), threading.Semaphore(0)
+        self.part: Part | None = None  # that waits for a step
+        self.tensors: Tensors = {}
+        self.told: dict[str, Tensor] = {}
+        self.found: Any = None
+        self.error: BaseException | None = None
+        self.over = self.stopped = False
+
+    def step(self, part: Part, tensors: Tensors) -> dict[str, Tensor]:
+        """Take a step with the others; what it tells are numbers, not yet read."""
+        self.part, self.tensors = part, tensors
+        self._rest()
+        return self.told
+
+    def _rest(self) -> None:
+        """Let the others have their turns."""
+        self.done.release()
+        self.turn.acquire()
+        if self.stopped:
+            raise Stopped
+
+    def _work(self, call: Callable[[Member], Any]) -> None:
+        self.turn.acquire()
+        try:
+            if not self.stopped:
+                self.found = call(self)
+        except Stopped:
+            pass
+        except BaseException as error:  # raised again where the crew is
+            self.error = error
+        self.over = True
+        self.done.release()
+
+
+class Stopped(Exception):
+    """Another member failed."""
+
+
+def together(calls: Sequence[Callable[[Member], T]]) -> list[T]:
+    """What the calls return, each of which is given its place in the crew."""
+    crew, members = Crew(), [Member() for _ in calls]
+    threads = [
+        threading.Thread(target=member._work, args=(call,), daemon=True)
+        for member, call in zip(members, calls)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        while live := [member for member in members if not member.over]:
+            for member in live:
+                member.part = None
+                member.turn.release()
+                member.done.acquire()
+                if member.error is not None:
+                    raise member.error
+            if waiting := [member for member in live if member.part is not None]:
+                crew.step(waiting)
+    finally:
+        for member in members:
+            member.stopped = True
+            member.turn.release()
+        for thread in threads:
+            thread.join()
+    return [member.found for member in members]
+
+
+class Crew:
+    """The stacked weights of some trainings, and their steps."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.stack: dict[str, Tensor] = {}
+        self.steps: dict[tuple[int, ...], Callable[[Tensors], dict[str, Tensor]]] = {}
+
+    def step(self, members: Sequence[Member]) -> None:
+        parts = [member.part for member in members if member.part is not None]
+        if any(part not in self.parts for part in parts):
+            self._begin(parts)
+        places = tuple(self.parts.index(part) for part in parts)
+        if places not in self.steps:
+            update = lambda tensors: self._update(places, tensors)  # noqa: E731
+            self.steps[places] = Repeated("a crew", update) if parts[0].captures else update
+        told = self.steps[places](_stacked(parts, [member.tensors for member in members]))
+        for number, member in enumerate(members):
+            member.told = {name: each[number] for name, each in told.items()}
+
+    def _begin(self, parts: list[Part]) -> None:
+        """Lay the weights of all side by side, those of each model a view."""
+        self.parts, self.steps = parts, {}
+        weights = [dict(part.trained_model.named_parameters()) for part in parts]
+        shapes = [{name: p.shape for name, p in own.items()} for own in weights]
+        if any(own != shapes[0] for own in shapes):
+            raise ValueError("only models of equal structure can be trained together")
+        self.stack = {}
+        for name, first in weights[0].items():
+            stacked = torch.stack([own[name].detach() for own in weights])
+            for own, mine in zip(weights, stacked):
+                own[name].data = mine
+            self.stack[name] = stacked.requires_grad_(first.requires_grad)
+
+    def _update(self, places: tuple[int, ...], tensors: Tensors) -> dict[str, Tensor]:
+        """One step of those at these places."""
+        parts = [self.parts[place] for place in places]
+        weights = self.stack
+        if len(places) < len(self.parts):  # some have ended
+            weights = {name: own[list(places)].detach() for name, own in self.stack.items()}
+            for name, own in weights.items():
+                own.requires_grad_(self.stack[name].requires_grad)
+        model = parts[0].trained_model
+
+        def one(weights: Mapping[str, Tensor], tensors: Tensors) -> Any:
+            with _reparametrize_module(model, dict(weights), tie_weights=True), Attention():
+                return parts[0].loss(tensors)
+
+        with _no_questions():
+            losses_S, told = torch.func.vmap(one, randomness="different")(weights, dict(tensors))
+        learned = {name: own for name, own in weights.items() if own.requires_grad}
+        slopes = torch.autograd.grad(losses_S.sum(), [*learned.values()], allow_unused=True)
+        by_name = dict(zip(learned, slopes))
+        for number, part in enumerate(parts):
+            for name, p in part.trained_model.named_parameters():
+                slope = by_name.get(name)
+                p.grad = None if slope is None else slope[number]
+            part.apply()
+        return told
+
+
+def _stacked(parts: Sequence[Part], each: Sequence[Tensors]) -> Tensors:
+    """The tensors of all, texts padded to the longest."""
+    if "input_ids" in each[0]:
+        longest = max(tensors["input_ids"].shape[1] for tensors in each)
+        each = [part.fit(tensors, longest) for part, tensors in zip(parts, each)]
+    return {name: torch.stack([tensors[name] for tensors in each]) for name in each[0]}
+
+
+@contextmanager
+def _no_questions() -> Iterator[None]:
+    """transformers asks whether a batch has padding at all, which has no one answer here."""
+    from transformers import masking_utils
+
+    usual, masking_utils.is_tracing = masking_utils.is_tracing, lambda *_: True
+    try:
+        yield
+    finally:
+        masking_utils.is_tracing = usual
+
+
+class Attention(TorchFunctionMode):
+    """Inside a vmapped function, attention with the copies as further examples."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return self.attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **more: Any,
+    ) -> Tensor:
+        return _Attend.apply(query, key, value, attn_mask, dropout_p, is_causal, more)
+
+
+class _Attend(Function):
+    """What vmap sees; plain attention is what runs."""
+
+    @staticmethod
+    def forward(*_: Any) -> Tensor:
+        raise NotImplementedError("attention of many copies exists under vmap only")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        raise NotImplementedError("attention of many copies exists under vmap only")
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        dims: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dropout: float,
+        causal: bool,
+        more: Mapping[str, Any],
+    ) -> tuple[Tensor, int]:
+        size = info.batch_size
+
+        def flat(t: Tensor, dim: int | None) -> Tensor:
+            many = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+            return many.flatten(0, 1)
+
+        q, k, v = (flat(t, dim) for t, dim in zip((query, key, value), dims))
+        if mask is not None and (dims[3] is not None or len(mask) > 1):
+            mask = flat(mask, dims[3])
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, **more)
+        return y.unflatten(0, (size, -1)), 0

@@ -1,0 +1,123 @@
+"""Trainings that take their steps together, beside each alone."""
+
+import pytest
+import torch
+from rows import encoder, labelled, moved, rows
+from test_repeated import near, without_dropout
+
+from moiety.adapt import finetune
+from moiety.adapt.pretrain import further_pretrain, self_distill
+from moiety.adapt.together import together
+
+SHORT = {"steps": 5, "batch": 6, "lr": 1e-3, "checks": 2}
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu])]
+
+
+def models(kind, device="cpu"):
+    """Three of one structure, each with weights of its own."""
+    found = [without_dropout(encoder(kind))]
+    for _ in range(2):
+        found.append(moved(found[-1].copy()))
+    return [model.to(device) for model in found]
+
+
+def alike(some, others, bound=1e-4):
+    for one, other in zip(some, others, strict=True):
+        assert near(one, other) < bound
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["image", "text"])
+@pytest.mark.parametrize("way", ["further", "cls", "hidden", "prediction", "weights"])
+def test_every_adaptation_ends_as_it_would_alone(kind, way, device):
+    three, data = models(kind, device), [rows(kind, 20 + 2 * i) for i in range(3)]
+
+    def adapt(i, **more):
+        words = {**SHORT, "seed": i, "capture": device == "cuda", **more}
+        if way == "further":
+            return further_pretrain(three[i], data[i], **words)
+        teacher = {name: t.clone() for name, t in three[i - 1].model.state_dict().items()}
+        return self_distill(three[i], data[i], teacher=teacher, match=way, **words)
+
+    alone = [adapt(i) for i in range(3)]
+    made = together([lambda crew, i=i: adapt(i, crew=crew) for i in range(3)])
+    alike(*([one.stages[-1].state for one in each] for each in (alone, made)))
+    for one, other in zip(alone, made):
+        assert [line["step"] for line in one.history] == [line["step"] for line in other.history]
+        for name in one.history[-1].keys() & {"masked", "distill", "distance"}:
+            assert one.history[-1][name] == pytest.approx(other.history[-1][name], rel=1e-3)
+    assert near(made[0].stages[-1].state, made[1].stages[-1].state) > 1e-3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["image", "text"])
+@pytest.mark.parametrize("method", ["plain", "mars", "recadam"])
+def test_every_fine_tune_ends_as_it_would_alone(kind, method, device):
+    three, data = models(kind, device), labelled(kind)
+    before = [model.weights_key() for model in three]
+
+    def tune(i, **more):  # with rates of their own, and some are longer
+        words = {"steps": (4, 8, 8)[i], "lr": (1e-3, 2e-3, 3e-3)[i], "batch": 8, "seed": i}
+        words |= {"capture": device == "cuda", "validation": data, "method": method}
+        return finetune(three[i], data, **words, **more)
+
+    alone = [tune(i) for i in range(3)]
+    made = together([lambda crew, i=i: tune(i, crew=crew) for i in range(3)])
+    alike(*([one.classifier.model.state_dict() for one in each] for each in (alone, made)))
+    for one, other in zip(alone, made):
+        found = [each.scores["validation"]["loss"] for each in (one, other)]
+        assert found[0] == pytest.approx(found[1], rel=1e-3)
+        assert one.history[-1]["loss"] == pytest.approx(other.history[-1]["loss"], rel=1e-3)
+    assert before == [model.weights_key() for model in three]
+
+
+def test_the_same_again_is_the_same_to_the_bit():
+    model = encoder("text")
+
+    def tune(i, crew):
+        return finetune(model, labelled("text"), steps=4, batch=8, seed=i, crew=crew)
+
+    calls = [lambda crew, i=i: tune(i, crew) for i in range(3)]  # with dropout
+    one, two = (
+        [tuned.classifier.model.state_dict() for tuned in together(calls)] for _ in range(2)
+    )
+    assert all(torch.equal(a[n], b[n]) for a, b in zip(one, two) for n in a)
+
+
+def test_what_cannot_be_together_is_refused_and_ends_all():
+    small, large = encoder("image"), encoder("text")
+    ended = []
+
+    def further(model, kind, crew):
+        try:
+            return further_pretrain(model, rows(kind), crew=crew, **SHORT)
+        finally:
+            ended.append(kind)
+
+    calls = [(small, "image"), (large, "text")]
+    with pytest.raises(ValueError, match="of equal structure"):
+        together([lambda crew, own=own: further(*own, crew) for own in calls])
+    assert sorted(ended) == ["image", "text"]
+    with pytest.raises(ValueError, match="R3F draws noise"):
+        together([lambda crew: finetune(small, labelled("image"), method="r3f", crew=crew)])
+
+
+def test_an_error_of_one_is_raised_and_the_others_end():
+    ended = []
+
+    def call(crew, i):
+        try:
+            data = labelled("image")
+            tick = (lambda share: 1 / 0) if i == 1 else None
+            return finetune(encoder("image"), data, steps=6, batch=8, tick=tick, crew=crew)
+        finally:
+            ended.append(i)
+
+    with pytest.raises(ZeroDivisionError):
+        together([lambda crew, i=i: call(crew, i) for i in range(3)])
+    assert sorted(ended) == [0, 1, 2]
+
+
+def test_results_of_calls_that_never_train():
+    assert together([lambda crew, i=i: i * i for i in range(3)]) == [0, 1, 4]
