@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,11 @@ from moiety.studies.adapt.targets import Target
 
 CPU = torch.device("cpu")
 SMOKE = {**tables.SCALES["smoke"].settings, "lr": 1e-3, "longer": 1}
+
+
+def tuned_one(case, plan, tune, number, test):
+    (found,) = pool.tuned([pool.Asked(case, plan, tune, number, test)])
+    return found
 
 
 def settings(target="usps", adapt=None, **words):
@@ -65,18 +71,20 @@ def test_rounds_are_those_of_self_distill(target):
     assert same(pool.adapted(one, pool.plan_of(settings(target, "further"))), further.encoder)
 
 
-def test_a_killed_training_goes_on_to_the_same_bits():
+def test_a_killed_training_goes_on_to_the_same_bits(monkeypatch):
     one, plan = case(seed=1), pool.plan_of(settings(adapt="further", times=3))
     want = pool.adapted(one, plan).model.state_dict()
     forget(one, plan)
     (one.home(plan) / "model.safetensors").unlink()
 
-    def die(share):
+    def die(_, share):
         if share:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        pool.adapted(one, plan, die)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "further_pretrain", partial(pool.further_pretrain, tick=die))
+        with pytest.raises(KeyboardInterrupt):
+            pool.adapted(one, plan)
     assert (one.home(plan) / "course").exists()
     again = pool.adapted(one, plan).model.state_dict()
     assert all(torch.equal(again[name], t) for name, t in want.items())
@@ -127,7 +135,7 @@ def test_an_encoder_to_start_from_is_never_trained():
     one = case()
     before = one.start().copy()
     tune = pool.tune_of(settings())
-    pool.tuned(one, None, {**tune, "lr": 2e-3}, 0, test=False)
+    tuned_one(one, None, {**tune, "lr": 2e-3}, 0, test=False)
     pool.adapted(one, pool.plan_of(settings(adapt="supcon", times=2)))
     assert same(one.start(), before) and same(Encoder.load(one.source.path), before)
 
@@ -139,12 +147,12 @@ def test_a_search_leaves_the_test_closed_and_a_trial_opens_it_once(monkeypatch):
     opened, read = [], Target.test
     monkeypatch.setattr(Target, "test", lambda self: opened.append(self.name) or read(self))
     one, tune = case(seed=1), pool.tune_of(settings())
-    assert "test" not in pool.tuned(one, None, tune, 7, test=False) and opened == []
-    found = pool.tuned(one, None, tune, 7, test=True)
+    assert "test" not in tuned_one(one, None, tune, 7, test=False) and opened == []
+    found = tuned_one(one, None, tune, 7, test=True)
     assert opened == ["digits"] and len(found["without"]) == one.parts
-    assert pool.tuned(one, None, tune, 7, test=True) == found and opened == ["digits"]
-    assert found["train"] == pool.tuned(one, None, tune, 7, test=False)["train"]
-    assert pool.tuned(one, None, tune, 8, test=True)["test"] != found["test"]
+    assert tuned_one(one, None, tune, 7, test=True) == found and opened == ["digits"]
+    assert found["train"] == tuned_one(one, None, tune, 7, test=False)["train"]
+    assert tuned_one(one, None, tune, 8, test=True)["test"] != found["test"]
 
 
 def test_images_have_dropout_and_methods_their_own_numbers(monkeypatch):
@@ -160,7 +168,7 @@ def test_images_have_dropout_and_methods_their_own_numbers(monkeypatch):
 
     monkeypatch.setattr(pool, "finetune", spy)
     with pytest.raises(InterruptedError):
-        pool.tuned(case(), None, pool.tune_of(asked), 0, test=False)
+        tuned_one(case(), None, pool.tune_of(asked), 0, test=False)
     assert heard["options"] == {"radius": 2.0} and heard["dropout"] == 0.1
     assert "test" not in heard
 
@@ -170,8 +178,8 @@ def test_the_distance_is_from_the_source_not_from_the_adapted_encoder():
     still = {**pool.tune_of(settings()), "lr": 1e-9}
     moved = pool.adapted(one, plan).distance(one.start().model.state_dict()).total
     assert moved > 0.01
-    assert pool.tuned(one, plan, still, 0, test=False)["distance"] == pytest.approx(moved, rel=1e-3)
-    assert pool.tuned(one, None, still, 0, test=False)["distance"] < 1e-4
+    assert tuned_one(one, plan, still, 0, test=False)["distance"] == pytest.approx(moved, rel=1e-3)
+    assert tuned_one(one, None, still, 0, test=False)["distance"] < 1e-4
 
 
 # -- parts of the test ---------------------------------------------------------------------------
@@ -274,7 +282,7 @@ def test_a_packaged_encoder_gets_a_head_and_every_arm_starts_from_it(tmp_path, m
     made = pool.adapted(one, plan)
     assert not made.made and one.start().made  # the head was warmed up and kept
     assert sorted(path.name for path in (package / "model").iterdir()) == before
-    found = pool.tuned(one, plan, pool.tune_of(asked), 0, test=True)
+    found = tuned_one(one, plan, pool.tune_of(asked), 0, test=True)
     assert 0 <= found["test"]["macro_f1"] <= 1
     with pytest.raises(ValueError, match="pip install not-to-be-found"):
         pool.case_of({**asked, "model": "not_to_be_found"}, 0, CPU)

@@ -46,11 +46,11 @@ def full(name, arm):
 
 def test_studies_read_the_same_runs(tmp_path, monkeypatch):
     first, *others = (trial(name, arm, tmp_path) for name, arm in SELF)
-    found = tables.run(first)
+    found = tables.run_block([first])[0]
     assert found.keys() == tables.METRICS.keys()
     for name in ("finetune", "self_distill", "further_pretrain"):
         monkeypatch.setattr(pool, name, None)  # nothing trains again
-    assert all(tables.run(one) == found for one in others)
+    assert all(tables.run_block([one])[0] == found for one in others)
     assert [row["step"] for row in first.curve.rows()] == [1, 2]
 
 
@@ -68,7 +68,7 @@ def test_a_search_reads_seed_0_and_no_test(tmp_path, monkeypatch):
     monkeypatch.setattr(Target, "test", None)
     for arm in ("fine-tuning", "further pre-training"):
         one = trial("adapt/images", arm, tmp_path, seed=FIRST_SEED, stage="tune")
-        found = tables.run(one)
+        found = tables.run_block([one])[0]
         assert found.keys() == load_study("adapt/images").metrics.keys()
         assert [name for name, value in found.items() if value is not None] == ["validation score"]
 
@@ -77,23 +77,24 @@ def test_several_sets_have_the_mean_of_their_numbers(tmp_path, monkeypatch):
     told = {"usps": 0.5, "omniglot": 0.7}
     words = dict.fromkeys(tables.METRICS, 0.0)
     monkeypatch.setattr(
-        tables, "run_set", lambda _, settings, __: {**words, "score": told[settings["target"]]}
+        tables, "run_set", lambda runs, number, _: [{**words, "score": [*told.values()][number]}]
     )
     one = trial("adapt/gap", "self-distillation", tmp_path, target=["usps", "omniglot"])
-    found = tables.run(one)
+    found = tables.run_block([one])[0]
     assert found["score"] == pytest.approx(0.6)
     assert (found["score, usps"], found["score, omniglot"]) == (0.5, 0.7)
 
 
 def test_a_seed_is_a_new_source_split_and_part(tmp_path):
-    arm, words = "omniglot / fine-tuning", {"target": "usps"}
+    arm, words = "omniglot / fine-tuning", {"target": "usps", "copies": 2}
     runs = [trial("adapt/steps", arm, tmp_path, seed=seed, **words) for seed in (0, 1)]
     cases = [pool.case_of(one.settings, one.seed, one.device) for one in runs]
     assert cases[0].source.path != cases[1].source.path
     labels = [one.open().labelled(one.seed).inputs for one in cases]
     assert not torch.equal(*labels)
-    found = [tables.run(one) for one in runs]
-    tuned = [pool.tuned(c, None, pool.tune_of(runs[0].settings), 0, test=True) for c in cases]
+    found = tables.run_block(runs)
+    tune = pool.tune_of(runs[0].settings)
+    tuned = pool.tuned([pool.Asked(case, None, tune, 0, test=True) for case in cases])
     for part, (metrics, one) in enumerate(zip(found, tuned)):
         assert metrics["judged score"] == pool.on_part(one, "accuracy", part)
         assert metrics["score"] == one["test"]["accuracy"]
@@ -105,18 +106,11 @@ def test_a_seed_is_a_new_source_split_and_part(tmp_path):
 
 def test_nested_fine_tunes_are_averaged(tmp_path):
     one = trial("adapt/steps", "omniglot / fine-tuning", tmp_path, tunes=2)
-    both = [
-        pool.tuned(
-            pool.case_of(one.settings, 0, one.device),
-            None,
-            pool.tune_of(one.settings),
-            number,
-            test=True,
-        )["test"]["loss"]
-        for number in range(2)
-    ]
+    case, tune = pool.case_of(one.settings, 0, one.device), pool.tune_of(one.settings)
+    asked = [pool.Asked(case, None, tune, number, test=True) for number in range(2)]
+    both = [found["test"]["loss"] for found in pool.tuned(asked)]
     assert both[0] != both[1]
-    assert tables.run(one)["test loss"] == pytest.approx(sum(both) / 2)
+    assert tables.run_block([one])[0]["test loss"] == pytest.approx(sum(both) / 2)
 
 
 # -- arms ----------------------------------------------------------------------------------------
@@ -245,15 +239,31 @@ def test_encoders_are_prepared_teachers_first_and_each_once():
     assert depths == sorted(depths) and depths[0] == 1 and depths[-1] == 4
     stages = Counter(plan["stage"] for plan in plans)
     counted = projection.count("full", "image")
-    assert stages["supcon"] * 600 == counted["supcon"]
-    assert sum(plan["steps"] for plan in plans if plan["stage"] == "distil") == sum(
+    assert 8 * stages["supcon"] * 600 == counted["supcon"]
+    assert 8 * sum(plan["steps"] for plan in plans if plan["stage"] == "distil") == sum(
         counted[step] for step in ("distil", "prediction", "weights")
     )
-    assert {seed for _, seed in asked} == set(range(8))
+    assert all(seeds == list(range(8)) for _, seeds in asked)
 
 
 def test_what_was_prepared_is_what_a_study_reads(tmp_path, monkeypatch):
     settings = trial("adapt/steps", "omniglot / further pre-training, twice", tmp_path).settings
-    preparing._encoder((dict(settings), 0, "cpu"))
+    preparing._encoders((dict(settings), [0, 1], "cpu"))
     monkeypatch.setattr(pool, "further_pretrain", None)  # nothing trains again
-    tables.run(trial("adapt/ablation", "omniglot / further pre-training, twice", tmp_path))
+    arm, words = "omniglot / further pre-training, twice", {"copies": 2}
+    runs = [trial("adapt/ablation", arm, tmp_path, seed=seed, **words) for seed in (0, 1, 2)]
+    *found, unasked = tables.run_block(runs)
+    assert all(one["score"] is not None for one in found)
+    assert unasked.keys() == found[0].keys() and set(unasked.values()) == {None}
+
+
+def test_a_point_of_the_search_that_diverges_is_the_only_one_that_fails(tmp_path):
+    words = {"stage": "tune", "target": "usps"}
+    runs = [
+        trial(
+            "adapt/steps", "omniglot / fine-tuning", tmp_path, seed=FIRST_SEED + i, lr=lr, **words
+        )
+        for i, lr in enumerate((1e-3, 1e30, 1e-4))
+    ]
+    one, lost, other = tables.run_block(runs)
+    assert lost == {} and one["validation score"] is not None is not other["validation score"]

@@ -115,6 +115,10 @@ class TuneRecipe:
         return float(value)
 
 
+class Diverged(ValueError):
+    """The loss is no longer a number."""
+
+
 class Tuning:
     """A fine-tuning in flight."""
 
@@ -270,7 +274,7 @@ class Tuning:
         line: dict[str, Any] = {"step": self.step, "loss": float(self.sum) / self.count}
         self.sum, self.count = torch.zeros_like(self.sum), 0
         if not math.isfinite(line["loss"]):
-            raise ValueError(
+            raise Diverged(
                 f"the loss is no longer a number before step {self.step}: lower the learning rate "
                 f"({self.recipe.lr:g})"
             )

@@ -1,8 +1,8 @@
 """The adapted encoders and the fine-tunes that the studies of adaptation share.
 
-    def run(running):                                    # a trial of a study, see `tables`
-        case = case_of(running.settings, seed, running.device)
-        found = tuned(case, plan_of(settings), tune_of(settings), number=0, test=True)
+    def run_block(runs):                                 # trials of a study, see `tables`
+        cases = [case_of(run.settings, run.seed, run.device) for run in runs]
+        found = tuned([Asked(case, plan, tune, number=0, test=True) for case in cases])
 
 A `Case` is a source model with the labelled examples of one seed of a target set. An encoder
 depends on its case and on its plan: none, further pre-training, or rounds of self-distillation,
@@ -23,13 +23,13 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -41,7 +41,8 @@ from ...adapt.encoders import Encoder
 from ...adapt.finetune import Tuned
 from ...adapt.rows import Rows
 from ...adapt.scores import scores
-from ...adapt.tuning import OPTIONS
+from ...adapt.together import Member, together
+from ...adapt.tuning import OPTIONS, Diverged
 from ...train import seeded
 from ...train.draws import step_seed
 from .contrast import contrast
@@ -57,6 +58,7 @@ CAPTURE = True
 CAPTURE_MIXTURES = False
 Plan = dict[str, Any]  # of an encoder, plain JSON; a teacher's is inside
 Tick = Callable[[float], None]
+T = TypeVar("T")
 
 # What a plan and a fine-tune take from the settings of a trial.
 TRAINED = ("batch", "lr", "weight_decay", "precision")
@@ -109,7 +111,7 @@ class Case:
         return self.source.path / f"{self.target.replace(' ', '-')}-{_key(asked)}"
 
 
-@lru_cache(maxsize=2)  # a worker runs trial after trial, mostly of one source
+@lru_cache(maxsize=8)  # a worker runs block after block of the same sources
 def _start(path: Path, seed: int, experts: str, device: torch.device) -> Encoder:
     encoder, words = Encoder.load(path), json.loads(experts)
     if words:
@@ -214,36 +216,56 @@ def tf32() -> Iterator[None]:
         matmul.allow_tf32 = before
 
 
-def adapted(case: Case, plan: Plan | None, tick: Tick | None = None) -> Encoder:
+def adapted(case: Case, plan: Plan | None) -> Encoder:
     """The encoder of a plan: loaded where it is, else trained and kept; so its teacher before."""
     if plan is None:
         return case.start()
-    make(case, plan, tick)
+    make([case], plan)
     return Encoder.load(case.home(plan)).to(case.device)
 
 
-def make(case: Case, plan: Plan | None, tick: Tick | None = None) -> None:
-    """Train the encoder of a plan, if it is not there."""
-    if plan is None or (case.home(plan) / "adapted.json").exists():
+def make(cases: Sequence[Case], plan: Plan | None) -> None:
+    """Train the encoders of a plan that are not there, as one program where that is possible."""
+    lacking = [case for case in cases if not _is_made(case, plan)]
+    if plan is None or not lacking:
         return
-    home = case.home(plan)
-    make(case, plan.get("teacher"), tick)
-    # Who wants it at the same time waits, however long that is, and then finds it.
-    with io.lease(home, wait=math.inf), tf32():
-        if not (home / "adapted.json").exists():
-            _adapt(home, case, plan, tick)
+    make(lacking, plan.get("teacher"))
+    # Who wants one at the same time waits, however long that is, and then finds it.
+    with _held(case.home(plan) for case in lacking), tf32():
+        lacking = [case for case in lacking if not _is_made(case, plan)]
+        dense = all(case.experts is None for case in lacking)
+        calls = [partial(_adapt, case, plan) for case in lacking]
+        _all(calls, dense and plan["stage"] != "supcon")
 
 
-def _adapt(home: Path, case: Case, plan: Plan, tick: Tick | None) -> None:
+def _is_made(case: Case, plan: Plan | None) -> bool:
+    return plan is None or (case.home(plan) / "adapted.json").exists()
+
+
+@contextmanager
+def _held(homes: Iterable[Path]) -> Iterator[None]:
+    """Be the only one who works in these folders; all take them in one order."""
+    with ExitStack() as stack:
+        for home in sorted(set(homes)):
+            stack.enter_context(io.lease(home, wait=math.inf))
+        yield
+
+
+def _all(calls: Sequence[Callable[[Member | None], T]], alike: bool) -> list[T]:
+    """What the calls return: as one program, or one after the other where that cannot be."""
+    return together(calls) if alike and len(calls) > 1 else [call(None) for call in calls]
+
+
+def _adapt(case: Case, plan: Plan, crew: Member | None) -> None:
     """Train an encoder and write it; the description is last, so that with it all is there."""
-    began, encoder = time.perf_counter(), case.start()
+    home, began, encoder = case.home(plan), time.perf_counter(), case.start()
     # The paper's unlabelled data: those that have labels, without them.
     rows = case.rows(encoder, case.open().labelled(case.seed, case.labels))
     words = {word: plan[word] for word in (*TRAINED, *MATCHED, "steps") if word in plan}
     words["seed"] = case.seed
     course: dict[str, Any] = {"out": home / "course", "checks": 1, "capture": case.captures()}
-    if tick is not None:
-        course["tick"] = lambda name, share: tick(share / 2)
+    if crew is not None:
+        course["crew"] = crew
     if plan["stage"] == "supcon":
         made = contrast(encoder, rows, **words)
     elif plan["stage"] == "further":
@@ -255,7 +277,7 @@ def _adapt(home: Path, case: Case, plan: Plan, tick: Tick | None) -> None:
     about = {
         "plan": plan,
         "seed": case.seed,
-        "seconds": round(time.perf_counter() - began, 3),
+        "seconds": round(time.perf_counter() - began, 3),  # of all that ran with it
         "versions": {"torch": torch.__version__, "device": case.device.type},
     }
     io.write_json(home / "adapted.json", about)
@@ -265,60 +287,83 @@ def _adapt(home: Path, case: Case, plan: Plan, tick: Tick | None) -> None:
 # -- fine-tunes ------------------------------------------------------------------------------------
 
 
-def tuned(
-    case: Case,
-    plan: Plan | None,
-    tune: Mapping[str, Any],
-    number: int,
-    *,
-    test: bool,
-    tick: Tick | None = None,
-) -> dict[str, Any]:
-    """What fine-tune `number` of an encoder came to, done now or found.
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A fine-tune: of which encoder, how, and which of several."""
+
+    case: Case
+    plan: Plan | None
+    tune: Mapping[str, Any]
+    number: int
+    test: bool
+
+    def path(self) -> Path:
+        """Where it is told what it came to."""
+        parts = self.case.parts if self.test else 0
+        words = {**self.tune, "number": self.number, "test": self.test, "parts": parts}
+        return self.case.home(self.plan) / f"tuned-{_key(words)}" / "found.json"
+
+
+def tuned(asked: Sequence[Asked], ticks: Sequence[Tick] = ()) -> list[dict[str, Any] | None]:
+    """What fine-tunes of one method came to, done now or found; None: one whose loss diverged.
 
     train, validation, test   scores; test only if asked for
     without                   test scores without each of its parts in turn
     distance                  l2, of the trunk from the source's
     curve                     of the training
     """
-    asked = {**tune, "number": number, "test": test, "parts": case.parts if test else 0}
-    home = case.home(plan) / f"tuned-{_key(asked)}"
-    path = home / "found.json"
-    if not path.exists():
-        make(case, plan, tick)
-        with io.lease(home, wait=math.inf), tf32():
-            if not path.exists():
-                io.write_json(path, {"asked": asked, **_tune(case, plan, tune, number, test, tick)})
-    return io.read_json(path)
+    lacking = [one for one in asked if not one.path().exists()]
+    if lacking:
+        for plan, cases in _by_plan(lacking):
+            make(cases, plan)
+        with _held(one.path().parent for one in lacking), tf32():
+            lacking = [one for one in lacking if not one.path().exists()]
+            hear = [ticks[asked.index(one)] if ticks else None for one in lacking]
+            calls = [partial(_tune, one, tick) for one, tick in zip(lacking, hear)]
+            dense = all(one.case.experts is None for one in lacking)
+            _all(calls, dense and all(one.tune["method"] != "r3f" for one in lacking))
+    return [io.read_json(one.path())["found"] for one in asked]
 
 
-def _tune(
-    case: Case,
-    plan: Plan | None,
-    tune: Mapping[str, Any],
-    number: int,
-    test: bool,
-    tick: Tick | None,
-) -> dict[str, Any]:
-    target, encoder = case.open(), adapted(case, plan)
+def _by_plan(asked: Sequence[Asked]) -> Iterator[tuple[Plan | None, list[Case]]]:
+    """Each plan with the cases, each once, that want an encoder of it."""
+    plans = {json.dumps(one.plan, sort_keys=True): one.plan for one in asked}
+    for text, plan in plans.items():
+        mine = [one.case for one in asked if json.dumps(one.plan, sort_keys=True) == text]
+        yield plan, list({case.home(plan): case for case in mine}.values())
+
+
+def _tune(asked: Asked, tick: Tick | None, crew: Member | None) -> None:
+    """Fine-tune, and tell what it came to."""
+    try:
+        found = _found(asked, tick, crew)
+    except Diverged:
+        found = None
+    io.write_json(asked.path(), {"tune": dict(asked.tune), "number": asked.number, "found": found})
+
+
+def _found(asked: Asked, tick: Tick | None, crew: Member | None) -> dict[str, Any]:
+    case, target = asked.case, asked.case.open()
+    encoder = adapted(case, asked.plan)
     found = finetune(
         encoder,
         case.rows(encoder, target.labelled(case.seed, case.labels)),
         validation=case.rows(encoder, target.validation(case.seed, case.labels)),
         classes=target.classes,
-        seed=step_seed(step_seed(case.seed, TUNE), number),
+        seed=step_seed(step_seed(case.seed, TUNE), asked.number),
         checks=2,
         capture=case.captures(),
+        crew=crew,
         tick=tick,
-        **tune,
+        **asked.tune,
     )
     told = {
         **found.scores,
         "distance": found.classifier.distance(case.start()),
         "curve": [{"step": line["step"], "loss": line["loss"]} for line in found.history],
-        "seconds": round(found.seconds, 3),
+        "seconds": round(found.seconds, 3),  # of all that ran with it
     }
-    return {**told, **_tested(found, encoder, case, target.test())} if test else told
+    return {**told, **_tested(found, encoder, case, target.test())} if asked.test else told
 
 
 def _tested(found: Tuned, encoder: Encoder, case: Case, test: Examples) -> dict[str, Any]:

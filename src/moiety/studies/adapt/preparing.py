@@ -24,11 +24,11 @@ from . import pool
 from .projection import BATCHES
 from .sources import source
 
-Asked = tuple[dict[str, Any], int]  # the settings of an arm, and a seed
+Asked = tuple[dict[str, Any], list[int]]  # the settings of an arm, and its seeds
 
 
 def encoders(scale: str, kind: str) -> list[Asked]:
-    """Arms and seeds, one for each encoder that is trained; teachers before their students."""
+    """Arms with all seeds, one for each plan that is trained; teachers before their students."""
     found: dict[str, tuple[int, Asked]] = {}
     for name in BATCHES[kind]:
         study = import_module(f"{__package__}.{name.replace('-', '_')}").study
@@ -40,9 +40,9 @@ def encoders(scale: str, kind: str) -> list[Asked]:
             if plan is None:
                 continue
             target = settings["sets"].get(one["target"], one["target"])
-            for seed in range(whole.seeds):
-                words = [target, pool.labels_of(settings), one.get("experts"), plan, seed]
-                found.setdefault(json.dumps(words, sort_keys=True), (depth(plan), (settings, seed)))
+            words = [target, pool.labels_of(settings), one.get("experts"), plan]
+            asked = depth(plan), (settings, list(range(whole.seeds)))
+            found.setdefault(json.dumps(words, sort_keys=True), asked)
     return [asked for _, asked in sorted(found.values(), key=lambda one: one[0])]
 
 
@@ -56,9 +56,10 @@ def _source(asked: tuple[Any, int, str, str]) -> None:
     source(kind, seed, scale, device=find_device(device))
 
 
-def _encoder(asked: tuple[dict[str, Any], int, str]) -> None:
-    settings, seed, device = asked
-    pool.make(pool.case_of(settings, seed, find_device(device)), pool.plan_of(settings))
+def _encoders(asked: tuple[dict[str, Any], list[int], str]) -> None:
+    settings, seeds, device = asked
+    cases = [pool.case_of(settings, seed, find_device(device)) for seed in seeds]
+    pool.make(cases, pool.plan_of(settings))
 
 
 def main(scale: str, device: str, workers: str, *kinds: str) -> None:
@@ -68,11 +69,12 @@ def main(scale: str, device: str, workers: str, *kinds: str) -> None:
     with ProcessPoolExecutor(int(workers), spawn) as crew:  # it ends where a worker is killed
         for kind in kinds or tuple(BATCHES):
             asked = encoders(scale, kind)
-            seeds = sorted({seed for _, seed in asked})
+            seeds = sorted({seed for _, seeds in asked for seed in seeds})
             list(crew.map(_source, [(kind, seed, scale, device) for seed in seeds]))
             say(f"{kind}: {len(seeds)} sources, {time.monotonic() - began:.0f} s")
-            list(crew.map(_encoder, [(*one, device) for one in asked]))
-            say(f"{kind}: {len(asked)} encoders, {time.monotonic() - began:.0f} s")
+            list(crew.map(_encoders, [(*one, device) for one in asked]))
+            made = sum(len(seeds) for _, seeds in asked)
+            say(f"{kind}: {made} encoders, {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

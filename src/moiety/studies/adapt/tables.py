@@ -34,6 +34,7 @@ from .pool import kind_of
 from .statements import DEVIATIONS, NOTES
 from .targets import TARGETS
 
+BLOCK = 8  # seeds, or points of the search, that are one program
 SEARCH = 1000  # the first number of the fine-tunes of a search
 SEARCHED = 0  # the seed whose validation split settings are chosen on
 IMAGES = ("pneumoniamnist", "fashion-mnist", "usps", "omniglot")
@@ -92,37 +93,65 @@ METRICS = {
 }
 
 
-def run(running: Running) -> Metrics:
-    """Fine-tune the encoders of an arm and a seed as often as the scale says."""
-    sets = pool.each_of(running.settings)
-    searching = running.settings.get("stage") == "tune"
-    told = [run_set(running, settings, searching) for settings in sets]
-    means = {name: _mean([one[name] for one in told]) for name in METRICS}
+def run_block(runs: Sequence[Running]) -> list[Metrics]:
+    """Fine-tune the encoders of an arm for several seeds, or points of the search, at once.
+
+    Seeds past "copies", which nobody asked for, are not trained.
+    """
+    searching = runs[0].settings.get("stage") == "tune"
+    asked = runs if searching else runs[: runs[0].settings.get("copies")]
+    sets = [one["target"] for one in pool.each_of(runs[0].settings)]
+    told = [run_set(asked, number, searching) for number in range(len(sets))]
+    found: list[Metrics] = [_joined(sets, each) for each in zip(*told)]
+    return found + [dict.fromkeys(found[0]) for _ in runs[len(asked) :]]
+
+
+def _joined(sets: Sequence[str], told: Sequence[dict[str, float | None] | None]) -> Metrics:
+    """The numbers of a trial from those of its sets; none where a loss diverged."""
+    known = [one for one in told if one is not None]
+    if len(known) < len(told):
+        return {}
+    means = {name: _mean([one[name] for one in known]) for name in METRICS}
     if len(sets) == 1:
         return means
-    return means | {each_score(one["target"]): t[SCORE] for one, t in zip(sets, told)}
+    return means | {each_score(target): one[SCORE] for target, one in zip(sets, known)}
 
 
-def run_set(running: Running, settings: Settings, searching: bool) -> dict[str, float | None]:
-    """The numbers of one set."""
-    seed = SEARCHED if searching else running.seed
-    case = pool.case_of(settings, seed, running.device)
-    # Of its own in the search, and the same one for every study.
-    first = SEARCH + running.seed - FIRST_SEED if searching else 0
-    numbers = range(first, first + (1 if searching else settings["tunes"]))
-    plan, tune = pool.plan_of(settings), pool.tune_of(settings)
-    found = [
-        pool.tuned(case, plan, tune, number, test=not searching, tick=running.tick)
-        for number in numbers
-    ]
+def run_set(
+    runs: Sequence[Running], number: int, searching: bool
+) -> list[dict[str, float | None] | None]:
+    """The numbers of one set, by trial."""
+    asked: list[pool.Asked] = []
+    for run in runs:
+        settings = pool.each_of(run.settings)[number]
+        case = pool.case_of(settings, SEARCHED if searching else run.seed, run.device)
+        plan, tune = pool.plan_of(settings), pool.tune_of(settings)
+        # Of its own in the search, and the same one for every study.
+        first = SEARCH + run.seed - FIRST_SEED if searching else 0
+        numbers = range(first, first + (1 if searching else settings["tunes"]))
+        asked += [pool.Asked(case, plan, tune, n, test=not searching) for n in numbers]
+    each = len(asked) // len(runs)  # fine-tunes of a trial
+    found = pool.tuned(asked, [run.tick for run in runs for _ in range(each)])
+    by_trial = [found[i : i + each] for i in range(0, len(found), each)]
+    cases = [one.case for one in asked[::each]]
+    return [_told(*own, searching) for own in zip(runs, cases, by_trial)]
+
+
+def _told(
+    running: Running, case: pool.Case, found: list[dict[str, Any] | None], searching: bool
+) -> dict[str, float | None] | None:
+    """The numbers of one set of a trial; none where a loss diverged."""
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return None
     running.curve.rewind(-1)  # of several sets, the curve of the last
-    for row in found[0]["curve"]:
+    for row in known[0]["curve"]:
         running.curve.append(**row)
     measure = TARGETS[case.target].measure
-    told = {VALIDATION: pool.mean_of(found, lambda one: one["validation"][measure])}
+    told = {VALIDATION: pool.mean_of(known, lambda one: one["validation"][measure])}
     if searching:  # the test stays closed
         return {**dict.fromkeys(METRICS), **told}
-    return {**told, **tested(found, measure, seed % case.parts)}
+    return {**told, **tested(known, measure, case.seed % case.parts)}
 
 
 def each_score(target: str) -> str:
@@ -181,6 +210,7 @@ SCALES = {
             "source": "smoke",
             "sets": STAND_INS,
             "parts": 2,
+            "copies": 1,
             "tunes": 1,
             "label_share": 0.02,  # of the labels that an arm of its own number has
             "image": _kind(2, 2, 8, 1e-3),
@@ -193,6 +223,7 @@ SCALES = {
             "source": "small",
             "sets": {},
             "parts": 5,
+            "copies": 5,
             "tunes": 1,
             "label_share": 1.0,
             "image": _kind(40, 25, 16, 1e-3),
@@ -200,7 +231,7 @@ SCALES = {
         },
     ),
     "full": Scale(
-        seeds=8,
+        seeds=BLOCK,
         settings={
             "source": "full",
             "sets": {},
@@ -273,7 +304,8 @@ def adapt_study(
         name=name,
         title=title,
         question=question,
-        run=run,
+        run_block=run_block,
+        block=BLOCK,
         arms=arms,
         metrics={
             **{word: METRICS[word] for word in (*first, *(w for w in METRICS if w not in first))},
