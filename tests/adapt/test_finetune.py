@@ -21,7 +21,7 @@ from moiety.adapt.encoders import Encoder
 from moiety.adapt.finetune import finetune
 from moiety.adapt.labelled import read_labelled
 from moiety.adapt.scores import scores
-from moiety.adapt.tuning import TuneRecipe, Tuning
+from moiety.adapt.tuning import LABELS, TuneRecipe, Tuning
 
 
 @dataclass
@@ -384,7 +384,9 @@ def test_the_balance_losses_of_experts_are_trained_once():
         course = Tuning(classifier, data, data.labels, recipe, seed=0)
         classifier.model.eval()  # no dropout
         inputs = classifier.inputs(encoder.batch(data.take(torch.arange(5))))
-        found.append(float(course.loss(inputs, data.labels[:5]).detach()))
+        noise = course.r3f.draw(classifier.model, inputs, torch.Generator())
+        loss, _ = course.loss({**inputs, LABELS: data.labels[:5], "noise": noise})
+        found.append(float(loss.detach()))
         with moiety.watch(classifier.model) as routes:
             classifier.model(**inputs)
             terms = float(routes.loss().detach())

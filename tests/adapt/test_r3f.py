@@ -43,6 +43,11 @@ def seeded(kind):
     return kind().double()
 
 
+def noisy_term(r3f, model, x, logits, seed):
+    inputs = {"pixel_values": x}
+    return r3f(model, inputs, logits, r3f.draw(model, inputs, draw(seed)))
+
+
 def test_symmetric_kl_by_hand():
     a, b = torch.tensor([[0.0, 0.0], [math.log(3), 0.0]]), torch.tensor([[math.log(3), 0.0]] * 2)
     # Of (1/2, 1/2) and (3/4, 1/4), both ways: (1/4) ln(3/2) + (1/4) ln 2 = (1/4) ln 3.
@@ -62,7 +67,7 @@ def test_two_steps_by_hand():
     optimizer, r3f = torch.optim.SGD(model.parameters(), lr=lr), R3F(weight, noise)
     for step in range(2):
         logits = model(x).logits
-        loss = F.cross_entropy(logits, y) + r3f(model, {"pixel_values": x}, logits, draw(step))
+        loss = F.cross_entropy(logits, y) + noisy_term(r3f, model, x, logits, step)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -85,7 +90,8 @@ def test_two_steps_by_hand():
 def test_noise_on_words_is_on_their_embeddings_alone_and_sends_them_no_gradient():
     model, ids = seeded(Words), torch.tensor([[1, 2, 3], [4, 5, 6]])
     clean = model(ids).logits
-    with noised(model, {"input_ids": ids}, 0.2, draw(5)) as inputs:
+    noise = R3F(1.0, 0.2).draw(model, {"input_ids": ids}, draw(5))
+    with noised(model, {"input_ids": ids}, noise) as inputs:
         noisy = model(**inputs).logits
     embedded = model.embed(ids)
     by_hand = embedded + 0.2 * torch.randn(embedded.shape, dtype=torch.float64, generator=draw(5))
@@ -97,7 +103,7 @@ def test_noise_on_words_is_on_their_embeddings_alone_and_sends_them_no_gradient(
 
 def test_the_hook_goes_when_the_model_raises():
     model = seeded(Words)
-    with pytest.raises(ZeroDivisionError), noised(model, {"input_ids": 0}, 0.2, draw(0)):
+    with pytest.raises(ZeroDivisionError), noised(model, {"input_ids": 0}, None):
         raise ZeroDivisionError
     assert not model.embed._forward_hooks
 
@@ -105,12 +111,10 @@ def test_the_hook_goes_when_the_model_raises():
 def test_its_noise_follows_its_generator_and_leaves_the_global_one():
     model, x = seeded(Pixels), torch.ones(4, 1, 2, 2, dtype=torch.float64)
     logits, state = model(x).logits, torch.get_rng_state()
-    first, again, other = (
-        R3F(1.0, 0.5)(model, {"pixel_values": x}, logits, draw(seed)) for seed in (0, 0, 1)
-    )
+    first, again, other = (noisy_term(R3F(1.0, 0.5), model, x, logits, seed) for seed in (0, 0, 1))
     assert first == again != other and torch.equal(torch.get_rng_state(), state)
-    assert R3F(2.0, 0.5)(model, {"pixel_values": x}, logits, draw(0)) == 2 * first
-    assert R3F(1.0, 0.1)(model, {"pixel_values": x}, logits, draw(0)) < first
+    assert noisy_term(R3F(2.0, 0.5), model, x, logits, 0) == 2 * first
+    assert noisy_term(R3F(1.0, 0.1), model, x, logits, 0) < first
 
 
 @pytest.mark.parametrize("options", [{"weight": -1.0}, {"noise": 0.0}, {"noise": math.nan}])

@@ -16,10 +16,11 @@ COPIES = 3
 
 
 class Viewed(nn.Module):
-    """Flattens by `view`, as many a network does."""
+    """Flattens by `view`, as many a network does, in each of its forms."""
 
     def forward(self, x):
-        return x.view(x.shape[0], -1)
+        flat = x.view(x.shape[0], -1)
+        return (flat + x.view(size=(x.shape[0], -1)) + x.view_as(flat)) / 3
 
 
 def network():
@@ -90,7 +91,7 @@ def test_copies_end_as_each_alone_in_tritons_interpreter():
     code = (
         "from moiety.train import kernels, layers; import test_channels_last as test\n"
         "kernels._precision = lambda: 'ieee'; layers._runs_here = lambda x: True\n"
-        "layers.HAVE_TRITON = True\n"
+        "layers._is_here = lambda x: True\n"
         "test.compare('cpu', 1e-5); assert test.copied('cpu') == 2"
     )
     path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])

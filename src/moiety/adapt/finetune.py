@@ -51,7 +51,7 @@ class Tuned:
     recipe: TuneRecipe
     scores: dict[str, dict[str, float]]  # of "train" and, where given, "validation" and "test"
     distance: float  # l2, of the trunk from the encoder it was
-    history: list[dict[str, Any]]  # a line for every check
+    history: list[dict[str, Any]]  # by check: step, loss of the training, scores of "validation"
     sample: list[list[float]]  # logits of the first training examples
     seconds: float = 0.0
 
@@ -106,7 +106,7 @@ def finetune(
     steps        None: `epochs` times as many batches as the examples make
     batch, lr    None: 32 and 1e-4 for images, 16 and 2e-5 for text
     out          a folder for the state in flight, `result.json` and `classifier/`
-    capture      on a GPU, repeat a step as one CUDA graph (plain and mars); it rounds a little
+    capture      on a GPU, repeat a step as one CUDA graph (not recadam); it rounds a little
                  differently
     crew         its place among trainings that take their steps together (see `together`)
     """

@@ -9,7 +9,8 @@ authors' code, the second pass sends no gradient. Both passes run in the mode of
 with dropout of its own. A weight of 0 leaves the second pass out.
 
     r3f = R3F(weight=1.0, noise=1e-5)
-    loss = F.cross_entropy(logits, labels) + r3f(model, inputs, logits, generator)
+    z = r3f.draw(model, inputs, generator)
+    loss = F.cross_entropy(logits, labels) + r3f(model, inputs, logits, z)
 """
 
 from __future__ import annotations
@@ -37,11 +38,22 @@ class R3F:
                 f"weight must be at least 0 and noise positive, got {self.weight} and {self.noise}"
             )
 
+    def draw(self, model: Any, inputs: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
+        """Noise for the pixels, or for what the word embedding gives for ids."""
+        if "pixel_values" in inputs:
+            like = inputs["pixel_values"]
+            shape = [*like.shape]
+        else:
+            like = model.get_input_embeddings().weight
+            shape = [*inputs["input_ids"].shape, like.shape[1]]
+        drawn = torch.empty(shape, dtype=like.dtype, device=generator.device)
+        return self.noise * drawn.normal_(generator=generator).to(like.device)
+
     def __call__(
-        self, model: Any, inputs: Mapping[str, Tensor], logits: Tensor, generator: torch.Generator
+        self, model: Any, inputs: Mapping[str, Tensor], logits: Tensor, noise: Tensor
     ) -> Tensor:
         """`weight` times the symmetric KL between `logits` and those of noisy inputs."""
-        with noised(model, inputs, self.noise, generator) as noisy:
+        with noised(model, inputs, noise) as noisy:
             return self.weight * symmetric_kl(logits, model(**noisy).logits)
 
 
@@ -54,16 +66,15 @@ def symmetric_kl(a_BC: Tensor, b_BC: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def noised(
-    model: Any, inputs: Mapping[str, Tensor], noise: float, generator: torch.Generator
+    model: Any, inputs: Mapping[str, Tensor], noise: Tensor
 ) -> Iterator[Mapping[str, Tensor]]:
     """Inputs that are noisy inside the block: pixels, or what the word embedding gives for ids."""
     if "pixel_values" in inputs:
-        pixels = inputs["pixel_values"]
-        yield {**inputs, "pixel_values": pixels + noise * _normal(pixels, generator)}
+        yield {**inputs, "pixel_values": inputs["pixel_values"] + noise}
         return
 
     def add(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
-        return embedded.detach() + noise * _normal(embedded, generator)
+        return embedded.detach() + noise
 
     # A hook, not `inputs_embeds`: without ids, some models count positions through the padding.
     hook = model.get_input_embeddings().register_forward_hook(add)
@@ -71,8 +82,3 @@ def noised(
         yield inputs
     finally:
         hook.remove()
-
-
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    drawn = torch.empty_like(like, device=generator.device, requires_grad=False)
-    return drawn.normal_(generator=generator).to(like.device)

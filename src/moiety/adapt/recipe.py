@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+
+from ..train.graph import repeatable
 
 if TYPE_CHECKING:
     from .encoders import Encoder
@@ -78,13 +80,6 @@ def adamw(encoder: Encoder, recipe: Recipe, captured: bool = False) -> torch.opt
     return torch.optim.AdamW(
         groups, betas=(0.9, 0.95), **repeatable(recipe.lr, encoder.device, captured)
     )
-
-
-def repeatable(lr: float, device: torch.device, captured: bool) -> dict[str, Any]:
-    """Words for AdamW; captured, it reads its rate anew from the device, and is few kernels."""
-    if not captured:
-        return {"lr": lr}
-    return {"lr": torch.tensor(lr, device=device), "capturable": True, "fused": True}
 
 
 def set_rate(

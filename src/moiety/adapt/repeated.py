@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,7 @@ class Repeated:
         self.seen: Counter[Hashable] = Counter()
         self.captured: dict[Hashable, Captured] = {}
         self.able = True
+        self.pool: Any = None  # memory of all graphs
 
     def __call__(self, tensors: Tensors) -> dict[str, Tensor]:
         """Do the step; what it tells are numbers, not yet read."""
@@ -70,7 +72,9 @@ class Repeated:
             return torch.stack([value.double() for value in told.values()])
 
         device = next(iter(inputs.values())).device
-        graph = capture(step, torch.zeros(1, device=device), self.name)
+        if self.pool is None and device.type == "cuda":  # graphs run one after the other
+            self.pool = torch.cuda.graph_pool_handle()
+        graph = capture(step, torch.zeros(1, device=device), self.name, self.pool)
         self.able = graph is not None
         if graph is not None:
             self.captured[shape] = Captured(graph, inputs, names)

@@ -7,9 +7,9 @@ all classes together; with one class for each example it is the accuracy, and `s
 out of both, as "no relation" is in some data. largest_class is the accuracy of whoever answers
 nothing but the commonest class.
 
-    score(classifier, rows)        # the same of labelled rows: with a length, `take` and `labels`
+    score(classifier, rows, 32)    # the same of labelled rows: with a length, `take` and `labels`
 
-Many are answered at once: where a batch has room for its gradients, eight have it without.
+Many are answered at once: where a batch (of 32) has room for its gradients, eight have it without.
 """
 
 from __future__ import annotations

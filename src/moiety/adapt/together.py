@@ -11,7 +11,7 @@ stack from its first step on, so that all else it does (checks, scores, saves) n
 
 Calls take turns: one runs at a time and in fixed order, so that what they draw does not depend on
 threads. Some may end before others. A training tells the crew by `Part` what to do; those that
-differ in structure or loss, or draw numbers inside it other than dropout, cannot be together.
+differ in structure or loss cannot be together.
 """
 
 from __future__ import annotations

@@ -26,13 +26,14 @@ from torch.nn import functional as F
 from .. import io
 from ..train.draws import step_seed
 from ..train.fit import seeded
+from ..train.graph import repeatable
 from ..train.state import read_state, state_bytes
 from .classifier import Classifier, parameter_groups
 from .mars import Mars
 from .mixtures import balance_losses
 from .r3f import R3F
 from .recadam import RecAdam
-from .recipe import repeatable, set_rate
+from .recipe import set_rate
 from .repeated import Repeated, Tensors
 from .scores import score
 from .together import Member
@@ -43,7 +44,8 @@ SHARE = 20  # a large model trains at least so many times as long as it is being
 TOLD = 0.2  # seconds between two words of how far it is
 
 
-REPEATED = ("plain", "mars")  # methods whose step can be captured as a CUDA graph
+LABELS = "labels"  # among the tensors of a step
+REPEATED = ("plain", "mars", "r3f")  # methods whose step can be captured as a CUDA graph
 Method = Literal["plain", "recadam", "mars", "r3f"]
 OPTIONS: dict[str, dict[str, float | None]] = {  # None: it follows from the recipe
     "plain": {},
@@ -141,13 +143,11 @@ class Tuning:
         self.recipe, self.seed, self.validation = recipe, seed, validation
         self.device = next(classifier.model.parameters()).device
         self.trained = [p for p in classifier.model.parameters() if p.requires_grad]
-        # RecAdam's weight and the noise of R3F come from the host, and change with the step.
+        # RecAdam's weight comes from the host, and changes with the step.
         self.captures = capture and self.device.type == "cuda" and recipe.method in REPEATED
         self.repeated: Callable[[Tensors], dict[str, Tensor]] = self._change
         self.crew = crew
         if crew is not None:
-            if recipe.method == "r3f":
-                raise ValueError("R3F draws noise inside its loss: it cannot be tuned with others")
             self.repeated = partial(crew.step, self)
         elif self.captures:
             self.repeated = Repeated("fine-tuning", self._change)
@@ -205,12 +205,15 @@ class Tuning:
         model.train()
         rows = self.rows_of(self.step)
         torch.manual_seed(self.lot(DROPOUT, self.step))
-        batch = self.classifier.encoder.batch(self.data.take(rows))
+        tensors = self.classifier.inputs(self.classifier.encoder.batch(self.data.take(rows)))
+        if self.r3f and self.r3f.weight:
+            lots = torch.Generator(self.device).manual_seed(self.lot(NOISE, self.step))
+            tensors["noise"] = self.r3f.draw(model, tensors, lots)
         if self.captures or self.crew:  # few shapes, each captured once
-            batch = self.classifier.encoder.rounded(batch)
+            tensors = self.classifier.encoder.rounded(tensors)
+        tensors[LABELS] = self.labels[rows].to(self.device)
         set_rate(self.optimizer, self.recipe.rate(self.step))
-        inputs = {**self.classifier.inputs(batch), "": self.labels[rows].to(self.device)}
-        loss = self.repeated(inputs)["loss"]
+        loss = self.repeated(tensors)["loss"]
         self.step, self.count = self.step + 1, self.count + 1
         self.sum += loss.double()  # read at the next check: a GPU need not wait
 
@@ -239,12 +242,12 @@ class Tuning:
     def loss(self, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch, and the same as a number."""
         inputs = dict(tensors)
-        labels, half = inputs.pop(""), self.recipe.precision == "bfloat16"
+        half = self.recipe.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            loss = self._loss(inputs, labels)
+            loss = self._loss(inputs, inputs.pop(LABELS), inputs.pop("noise", None))
         return loss, {"loss": loss.detach()}
 
-    def _loss(self, inputs: dict[str, Tensor], labels: Tensor) -> Tensor:
+    def _loss(self, inputs: dict[str, Tensor], labels: Tensor, noise: Tensor | None) -> Tensor:
         """Cross-entropy, the balance of experts if there are any, and what noise changes in R3F."""
         with balance_losses(self.classifier.model) as terms:
             logits = self.classifier.model(**inputs).logits
@@ -252,8 +255,7 @@ class Tuning:
         loss = F.cross_entropy(logits.to(exact), labels)
         if terms:
             loss = loss + torch.stack(terms).sum()
-        if self.r3f and self.r3f.weight:
-            noise = torch.Generator(self.device).manual_seed(self.lot(NOISE, self.step))
+        if self.r3f and noise is not None:
             loss = loss + self.r3f(self.classifier.model, inputs, logits, noise)
         return loss
 

@@ -47,7 +47,7 @@ def _convolve(
     ROWS: tl.constexpr = HEIGHT + 2 * PADDING - SIZE + 1
     COLUMNS: tl.constexpr = WIDTH + 2 * PADDING - SIZE + 1
     CHUNKS: tl.constexpr = (CHANNELS + K - 1) // K
-    copy = tl.program_id(1)
+    copy = tl.program_id(1).to(tl.int64)
     m, n = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, N)
     here = m < positions
     weight += copy * SIZE * SIZE * OUT * CHANNELS
@@ -77,7 +77,8 @@ def _gradient(
     ROWS: tl.constexpr = HEIGHT + 2 * PADDING - SIZE + 1
     COLUMNS: tl.constexpr = WIDTH + 2 * PADDING - SIZE + 1
     CHUNKS: tl.constexpr = (CHANNELS + K - 1) // K
-    tap, copy, part = tl.program_id(0) // CHUNKS * SIZE, tl.program_id(1), tl.program_id(2)
+    tap, part = tl.program_id(0) // CHUNKS * SIZE, tl.program_id(2)
+    copy = tl.program_id(1).to(tl.int64)
     k, n = tl.program_id(0) % CHUNKS * K + tl.arange(0, K), tl.arange(0, N)
     last = tl.minimum((part + 1) * PER_PART, positions)
     left = tl.zeros([K, N], tl.float32)
@@ -132,6 +133,7 @@ def convolve_gradients(
     x_SBCHW: Tensor, g_SBOHW: Tensor, size: int, padding: int
 ) -> tuple[Tensor, Tensor]:
     """The gradients of weights, which are 3 × 3, and of the bias."""
+    assert size == 3
     x, g = to_last(x_SBCHW), to_last(g_SBOHW)
     _, height, width, copies, channels = x.shape
     out, positions = g.shape[-1], g.shape[:3].numel()

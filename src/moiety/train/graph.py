@@ -39,8 +39,8 @@ def capture(
 ) -> Graph | None:
     """Capture a step that was run before; none, and a warning, where it waits for the host.
 
-    pool   memory that graphs share of which none leaves anything in it, as one that returns a
-           tensor would
+    pool   memory that graphs share which run one after the other; what a step returns keeps its
+           place in it
     """
     graph, rows = torch.cuda.CUDAGraph(), rows.clone()
     live = torch.cuda.default_generators[rows.device.index]
@@ -61,3 +61,11 @@ def capture(
     finally:
         live.graphsafe_set_state(usual)
     return Graph(graph, rows, own, result)
+
+
+def repeatable(lr: float, device: torch.device, captured: bool) -> dict[str, Any]:
+    """Words for AdamW; captured, it reads its rate anew from the device, and is few kernels."""
+    if not captured:
+        return {"lr": lr}
+    rate = torch.tensor(lr, dtype=torch.float32, device=device)
+    return {"lr": rate, "capturable": True, "fused": True}

@@ -44,7 +44,11 @@ class Layers(TorchFunctionMode):
         *_: Any,
         **__: Any,
     ) -> Tensor:
-        return _Convolve.apply(input, weight, bias, _one(padding), False)
+        return _Convolve.apply(input, weight, bias, _one(padding), self.last(weight))
+
+    def last(self, weight: Tensor) -> bool:
+        """Whether the channels of all copies shall lie side by side afterwards."""
+        return False
 
     def pool(self, input: Tensor, kernel_size: Any, *_: Any, **__: Any) -> Tensor:
         return _Pool.apply(input, _one(kernel_size))
@@ -73,11 +77,12 @@ def _is_plain_convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> bool:
-    out, _, height, width = weight.shape
+    out, channels, height, width = weight.shape
     edge = _one(padding)
     plain = _one(stride) == 1 and _one(dilation) == 1 and groups == 1 and height == width
-    fits = input.dim() == 4 and out <= 128 and isinstance(edge, int) and edge < height
-    return plain and fits and _runs_here(input)
+    fits = input.dim() == 4 and isinstance(edge, int) and edge < height
+    # Backwards, the channels are those of the result.
+    return plain and fits and out <= 128 and channels <= 256 and _runs_here(input)
 
 
 def _is_plain_pooling(
@@ -96,7 +101,11 @@ def _is_plain_pooling(
 
 
 def _runs_here(x: Tensor) -> bool:
-    return HAVE_TRITON and x.is_cuda and x.dtype == torch.float32 and x.numel() < LARGEST
+    return _is_here(x) and x.dtype == torch.float32 and x.numel() < LARGEST
+
+
+def _is_here(x: Tensor) -> bool:
+    return HAVE_TRITON and x.is_cuda
 
 
 def _one(value: Any) -> Any:

@@ -26,7 +26,7 @@ from ..moe import MoE
 from ..watch import watch
 from .draws import step_seed
 from .fit import seeded
-from .graph import Graph, capture
+from .graph import Graph, capture, repeatable
 
 WARM = 3  # steps before one is captured, for what libraries set up once
 SHARE = 20  # a large model trains at least so many times as long as it is being saved
@@ -165,13 +165,9 @@ class _Run:
         self.device = self.trained[0].device
         self.capture = capture and self.device.type == "cuda"
         self.graph: Graph | None = None
-        self.lr: float | Tensor = recipe.lr
-        if self.capture:  # where a captured step can read it anew
-            self.lr = torch.tensor(recipe.lr, device=self.device)
-        words: dict[str, Any] = {"weight_decay": recipe.weight_decay}
-        if self.capture:  # fused, it is few kernels
-            words |= {"capturable": True, "fused": True}
-        self.optimizer = torch.optim.AdamW(self.trained, lr=self.lr, **words)
+        words = repeatable(recipe.lr, self.device, self.capture)
+        self.lr: float | Tensor = words["lr"]
+        self.optimizer = torch.optim.AdamW(self.trained, weight_decay=recipe.weight_decay, **words)
         self.examples, self.batch = examples, min(recipe.batch, examples)
         self.step, self.losses = 0, []  # type: tuple[int, list[Tensor]]
         self.taken = 0  # steps, since the training began or went on

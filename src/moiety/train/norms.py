@@ -12,41 +12,44 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from .layers import Layers, _Convolve, _one, _stacked
+from . import layers
+from .layers import _stacked
 
 FEWEST = 3  # channels of an input, from which on channels side by side are better
 
 
-class Norms(Layers):
-    """`Layers`, and inside a vmapped function batch norm of all copies at once, on any device."""
+class Norms(layers.Layers):
+    """`Layers`, and inside a vmapped function batch norm of all copies at once, on any device.
+
+    On a GPU convolutions of many channels leave them side by side. What is then not a view any more
+    is a copy: a model that writes into a convolution's result by way of a view writes into that.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func is F.batch_norm:
-            return self.norm(*args, **(kwargs or {}))
-        if func is Tensor.view and not (kwargs or isinstance(args[1], torch.dtype)):
-            func = Tensor.reshape  # what is a view of usual images may not be one of these
+            return self.norm(*args, **kwargs)
+        if func in (Tensor.view, Tensor.view_as) and layers._is_here(args[0]):
+            return self.view(func, *args, **kwargs)
         return super().__torch_function__(func, types, args, kwargs)
 
-    def convolve(
-        self,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        *_: Any,
-        **__: Any,
-    ) -> Tensor:
+    def last(self, weight: Tensor) -> bool:
         out, channels, size = weight.shape[:3]
-        last = size == 3 and channels >= FEWEST and out % 4 == 0  # of whole vectors
-        return _Convolve.apply(input, weight, bias, _one(padding), last)
+        return size == 3 and channels >= FEWEST and out % 4 == 0  # of whole vectors
+
+    def view(self, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """As asked, or a copy where only usual images would have such a view."""
+        try:
+            return func(input, *args, **kwargs)
+        except RuntimeError:
+            shape = args[0].shape if func is Tensor.view_as else kwargs.get("size", args)
+            return input.reshape(*shape)
 
     def norm(
         self,

@@ -320,8 +320,7 @@ def tuned(asked: Sequence[Asked], ticks: Sequence[Tick] = ()) -> list[dict[str, 
             lacking = [one for one in lacking if not one.path().exists()]
             hear = [ticks[asked.index(one)] if ticks else None for one in lacking]
             calls = [partial(_tune, one, tick) for one, tick in zip(lacking, hear)]
-            dense = all(one.case.experts is None for one in lacking)
-            _all(calls, dense and all(one.tune["method"] != "r3f" for one in lacking))
+            _all(calls, all(one.case.experts is None for one in lacking))
     return [io.read_json(one.path())["found"] for one in asked]
 
 
