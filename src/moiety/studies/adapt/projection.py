@@ -7,23 +7,23 @@ Counted from the studies themselves, what they share once: an encoder is trained
 seed, a fine-tune for each point of the search and for each seed. (A set that one study has alone
 and another with others may be fine-tuned with two settings: some 10k steps more.)
 
-Models as small as these are bound by launches, not by the GPU: a step is 600 to 1 500 kernels, and
-one takes 15 to 35 µs of host time. So a step of plain fine-tuning, further pre-training and
-self-distillation is captured as a CUDA graph (`adapt.repeated`), and 12 to 16 processes share the
-GPU. RecAdam, R3F, SupCon and mixtures are launched kernel by kernel: 20 to 50 ms of a process.
+Models as small as these are bound by launches, not by the GPU: a step is 600 to 1 500 kernels of
+some 3 µs, whoever launches them. So eight seeds, or the eight points of a search, take their steps
+together (`adapt.together`), and these are captured as a CUDA graph, RecAdam's excepted. SupCon and
+mixtures are alone. Several processes share the GPU all the same, since a step has its host's part.
 
 By hand, before any measurement, in TF32: a step of fine-tuning is 66 GFLOP of products and about as
-much time of memory, 1.2 ms of the GPU; further pre-training 1.2; self-distillation 3.5; of text
-(60 tokens on the mean, 8 192 words in the head) 1, 1.5 and 2.5; RecAdam 2.5, MARS 1.5, R3F 4; of a
-mixture 3.5, 4 and 7. What a fine-tune has besides its steps (to load, to capture, to score) is 2.5
-s of a process, an encoder 3.
+much time of memory, 1.2 ms of the GPU for one of eight; further pre-training 1.2; self-distillation
+3.5; of text (60 tokens on the mean, 8 192 words in the head) 1, 1.5 and 2.5; RecAdam 2.5, MARS 2.5,
+R3F 2.5; of a mixture, alone, 3.5, 4 and 7. What a fine-tune has besides its steps (to load, to
+capture, to score) is 2.5 s of a process, an encoder 3.
 
     images   40k further × 1.2 + 73k distil × 3.5 + 24k others × 5 ms           = 430 s
-             154k tune × 1.2 + 19k × (2.5 + 1.5 + 4) ms                         = 335 s
+             154k tune × 1.2 + 19k × (2.5 + 2.5 + 2.5) ms                       = 330 s
              700 fine-tunes × 2.5 + 250 encoders × 3 s, by 12                   = 210 s
              sources, eight × 25 s                                              = 200 s
     text     29k further × 1.5 + 29k distil × 2.5 + 14k others × 4 ms           = 170 s
-             108k tune × 1 + 24k × (2.5 + 1.5 + 4) ms                           = 300 s
+             108k tune × 1 + 24k × (2.5 + 2.5 + 2.5) ms                         = 290 s
              mixtures: 14k further × 4 + 29k distil × 7 + 54k tune × 3.5 ms     = 450 s
              640 fine-tunes × 2.5 + 190 encoders × 3 s, by 12                   = 180 s
              sources, eight × 25 s, and byte pairs                              = 240 s
@@ -52,6 +52,7 @@ from rich.console import Console
 from ...adapt import finetune, further_pretrain, self_distill
 from ...adapt.encoders import Encoder
 from ...adapt.rows import Rows
+from ...adapt.together import Member, together
 from ...hf import upcycle
 from ...train import find_device
 from . import moe, pool, tables
@@ -120,7 +121,9 @@ def measure(scale: str, device: str, kind: Any, steps: list[Step]) -> dict[Step,
         encoder = dense if what == step else mixed
         run = runner(what, encoder, rows, tables.SCALES[scale].settings[kind])
         captured = pool.CAPTURE if encoder is dense else pool.CAPTURE_MIXTURES
-        found[step] = _seconds(run if what == "supcon" else partial(run, capture=captured))
+        if what != "supcon":
+            run = partial(run, capture=captured)
+        found[step] = _seconds(run, encoder is dense and what != "supcon")
     return found
 
 
@@ -140,14 +143,24 @@ def runner(what: Step, encoder: Encoder, rows: Rows, own: Mapping[str, Any]) -> 
     return partial(self_distill, encoder, rows, teacher=teacher, match=match, checks=1, **trained)
 
 
-def _seconds(run: Callable[..., Any]) -> float:
-    """Of a step: what a run has besides its steps is in both of two runs, and drops out."""
-    times = []
+def _seconds(run: Callable[..., Any], alike: bool) -> float:
+    """Of a step: what a run has besides its steps is in both of two runs, and drops out.
+
+    alike    run as many as the studies do together, and tell the time of one of them
+    """
+    times, many = [], tables.BLOCK if alike else 1
     for steps in (1, STEPS, 2 * STEPS):  # the first one warms up
         began = time.perf_counter()
-        run(steps=steps)
+        if alike:
+            together([partial(_with, run, steps)] * many)
+        else:
+            run(steps=steps)
         times.append(time.perf_counter() - began)
-    return max(times[2] - times[1], 0.0) / STEPS
+    return max(times[2] - times[1], 0.0) / STEPS / many
+
+
+def _with(run: Callable[..., Any], steps: int, crew: Member) -> None:
+    run(steps=steps, crew=crew)
 
 
 def _measured(asked: tuple[str, str, str, list[Step]]) -> dict[Step, float]:
