@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rows import encoder, labelled, moved, rows
+from rows import encoder, labelled, moved, rows, upcycled
 from test_repeated import near, without_dropout
 
 from moiety.adapt import finetune
@@ -22,7 +22,8 @@ def models(kind, device="cpu"):
     return [model.to(device) for model in found]
 
 
-def alike(some, others, bound=1e-4):
+def alike(some, others, bound=5e-4):
+    """To what Adam makes of the noise in gradients that are 0, as those of keys' biases are."""
     for one, other in zip(some, others, strict=True):
         assert near(one, other) < bound
 
@@ -86,6 +87,15 @@ def test_the_same_again_is_the_same_to_the_bit():
     assert all(torch.equal(a[n], b[n]) for a, b in zip(one, two) for n in a)
 
 
+def test_experts_and_adapters_are_trained_alone():
+    calls = [lambda crew: further_pretrain(upcycled("image"), rows("image"), crew=crew, **SHORT)]
+    with pytest.raises(ValueError, match="with experts cannot be trained together"):
+        together(calls)
+    model, words = encoder("text"), {**SHORT, "lora": 2}
+    with pytest.raises(ValueError, match="LoRA is trained alone"):
+        together([lambda crew: further_pretrain(model, rows("text"), crew=crew, **words)])
+
+
 def test_what_cannot_be_together_is_refused_and_ends_all():
     small, large = encoder("image"), encoder("text")
     ended = []
@@ -100,6 +110,31 @@ def test_what_cannot_be_together_is_refused_and_ends_all():
     with pytest.raises(ValueError, match="of equal structure"):
         together([lambda crew, own=own: further(*own, crew) for own in calls])
     assert sorted(ended) == ["image", "text"]
+
+
+def test_those_of_another_loss_are_apart():
+    models_, data = models("image"), labelled("image")
+    options = [{}, {"method": "r3f", "options": {"noise": 0.1}}, {}, {"steps": 9}]
+
+    def tune(i, **more):
+        words = {"steps": 5, "batch": 8, "lr": 1e-3, "seed": i, **options[i], **more}
+        return finetune(models_[i % 3], data, **words).classifier.model.state_dict()
+
+    made = together([lambda crew, i=i: tune(i, crew=crew) for i in range(4)])
+    alike([tune(i) for i in range(4)], made)
+
+
+def test_a_teacher_now_and_then():
+    three, data = models("image"), rows("image")
+
+    def adapt(i, **more):
+        teacher, words = three[i - 1].model.state_dict(), {**SHORT, "seed": i, "distill_every": 2}
+        return self_distill(three[i], data, teacher=teacher, **words, **more).stages[-1].state
+
+    alike(
+        [adapt(i) for i in range(3)],
+        together([lambda crew, i=i: adapt(i, crew=crew) for i in range(3)]),
+    )
 
 
 def test_an_error_of_one_is_raised_and_the_others_end():

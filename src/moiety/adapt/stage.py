@@ -18,7 +18,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,8 @@ class Stage:
     ) -> None:
         if recipe.stop == "probe" and (follow is None or follow.labelled is None):
             raise ValueError('stop="probe" needs labelled training examples to probe on')
+        if crew and recipe.lora is not None:
+            raise ValueError("LoRA is trained alone: leave crew or lora out")
         self.name, self.encoder, self.rows, self.recipe = name, encoder, rows, recipe
         self.seed, self.initial, self.folder = seed, dict(initial), folder
         self.student = encoder  # what is trained: with LoRA a copy that has adapters
@@ -177,6 +179,10 @@ class Stage:
     @property
     def trained_model(self) -> nn.Module:
         return self.student.model
+
+    @property
+    def alike(self) -> Hashable:
+        return self.objective, self.recipe.precision, self.captures
 
     def loss(self, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         batch = dict(tensors)

@@ -10,14 +10,14 @@ goes on with its own gradients and its own optimizer. The weights of its model a
 stack from its first step on, so that all else it does (checks, scores, saves) needs no copy.
 
 Calls take turns: one runs at a time and in fixed order, so that what they draw does not depend on
-threads. Some may end before others. A training tells the crew by `Part` what to do; those that
-differ in structure or loss cannot be together.
+threads. Some may end before others, or have another loss for a while; only those with one loss are
+together then. A training tells the crew by `Part` what to do.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 
+from ..moe import MoE
 from .repeated import Repeated, Tensors
 
 T = TypeVar("T")
@@ -40,6 +41,10 @@ class Part(Protocol):
 
     @property
     def trained_model(self) -> nn.Module: ...
+
+    @property
+    def alike(self) -> Hashable:
+        """Equal for those that have one loss."""
 
     def loss(self, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """Its loss with the weights that its model has now, and what it tells."""
@@ -122,17 +127,42 @@ def together(calls: Sequence[Callable[[Member], T]]) -> list[T]:
 
 
 class Crew:
+    """The steps of all that wait for one: those of one loss together."""
+
+    def __init__(self) -> None:
+        self.stacks: dict[Hashable, Stack] = {}
+
+    def step(self, members: Sequence[Member]) -> None:
+        groups: dict[Hashable, list[Member]] = {}
+        for member in members:
+            assert member.part is not None
+            groups.setdefault(member.part.alike, []).append(member)
+        for alike in [alike for alike in self.stacks if alike not in groups]:
+            del self.stacks[alike]  # all of them have ended
+        for alike, own in groups.items():
+            self.stacks.setdefault(alike, Stack()).step(own)
+
+
+class Stack:
     """The stacked weights of some trainings, and their steps."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
-        self.stack: dict[str, Tensor] = {}
+        self.weights: dict[str, Tensor] = {}
         self.steps: dict[tuple[int, ...], Callable[[Tensors], dict[str, Tensor]]] = {}
 
     def step(self, members: Sequence[Member]) -> None:
         parts = [member.part for member in members if member.part is not None]
         if any(part not in self.parts for part in parts):
             self._begin(parts)
+        kinds: dict[tuple[str, ...], list[Member]] = {}  # some steps may have no teacher
+        for member in members:
+            kinds.setdefault(tuple(member.tensors), []).append(member)
+        for own in kinds.values():
+            self._step(own)
+
+    def _step(self, members: Sequence[Member]) -> None:
+        parts = [member.part for member in members if member.part is not None]
         places = tuple(self.parts.index(part) for part in parts)
         if places not in self.steps:
             update = lambda tensors: self._update(places, tensors)  # noqa: E731
@@ -143,26 +173,30 @@ class Crew:
 
     def _begin(self, parts: list[Part]) -> None:
         """Lay the weights of all side by side, those of each model a view."""
-        self.parts, self.steps = parts, {}
+        self.parts, self.steps, self.weights = parts, {}, {}
         weights = [dict(part.trained_model.named_parameters()) for part in parts]
         shapes = [{name: p.shape for name, p in own.items()} for own in weights]
         if any(own != shapes[0] for own in shapes):
             raise ValueError("only models of equal structure can be trained together")
-        self.stack = {}
+        if any(isinstance(each, MoE) for each in parts[0].trained_model.modules()):
+            raise ValueError("models with experts cannot be trained together: train each alone")
         for name, first in weights[0].items():
             stacked = torch.stack([own[name].detach() for own in weights])
             for own, mine in zip(weights, stacked):
                 own[name].data = mine
-            self.stack[name] = stacked.requires_grad_(first.requires_grad)
+            self.weights[name] = stacked.requires_grad_(first.requires_grad)
 
     def _update(self, places: tuple[int, ...], tensors: Tensors) -> dict[str, Tensor]:
         """One step of those at these places."""
         parts = [self.parts[place] for place in places]
-        weights = self.stack
-        if len(places) < len(self.parts):  # some have ended
-            weights = {name: own[list(places)].detach() for name, own in self.stack.items()}
+        weights = self.weights
+        if len(places) < len(self.parts):  # the others have ended, or do something else
+            weights = {
+                name: torch.stack([own.detach()[place] for place in places])
+                for name, own in weights.items()
+            }
             for name, own in weights.items():
-                own.requires_grad_(self.stack[name].requires_grad)
+                own.requires_grad_(self.weights[name].requires_grad)
         model = parts[0].trained_model
 
         def one(weights: Mapping[str, Tensor], tensors: Tensors) -> Any:

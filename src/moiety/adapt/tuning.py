@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -235,6 +235,11 @@ class Tuning:
     @property
     def trained_model(self) -> nn.Module:
         return self.classifier.model
+
+    @property
+    def alike(self) -> Hashable:
+        weight = self.r3f.weight if self.r3f else None
+        return weight, self.recipe.dropout, self.recipe.precision, self.captures
 
     def fit(self, tensors: Tensors, length: int) -> Tensors:
         return self.classifier.encoder.rounded(dict(tensors), length)
