@@ -96,7 +96,7 @@ images)
   for name in rounds gap weight supcon; do study adapt/$name 1; done
   ;;
 text)
-  part adapt.preparing full "$device" 8 text
+  part adapt.preparing full "$device" 6 text
   await
   study adapt/text 6
   study adapt/ablation-text 3
