@@ -1,13 +1,16 @@
 """Trainings that take their steps together, beside each alone."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from rows import encoder, labelled, moved, rows, upcycled
 from test_repeated import near, without_dropout
 
-from moiety.adapt import finetune
+from moiety.adapt import finetune, text
 from moiety.adapt.pretrain import further_pretrain, self_distill
-from moiety.adapt.together import together
+from moiety.adapt.together import Stack, together
 
 SHORT = {"steps": 5, "batch": 6, "lr": 1e-3, "checks": 2}
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -155,3 +158,60 @@ def test_an_error_of_one_is_raised_and_the_others_end():
 
 def test_results_of_calls_that_never_train():
     assert together([lambda crew, i=i: i * i for i in range(3)]) == [0, 1, 4]
+
+
+@pytest.mark.parametrize("way", ["further", "cls", "hidden", "prediction", "r3f"])
+def test_texts_of_other_lengths_are_padded(way, monkeypatch):
+    monkeypatch.setattr(text, "ROUND", 1)
+    three, longer = models("text"), []
+    usual = text.TextEncoder.rounded
+
+    def told(self, batch, length=None):
+        longer.append(length is not None and length > batch["input_ids"].shape[1])
+        return usual(self, batch, length)
+
+    monkeypatch.setattr(text.TextEncoder, "rounded", told)
+
+    def train(i, **more):
+        words = {**SHORT, "batch": 3, "seed": i, **more}
+        if way == "r3f":
+            own = {"method": "r3f", "options": {"noise": 0.1}}
+            tuned = finetune(three[i], labelled("text", seed=i), **words, **own)
+            return tuned.classifier.model.state_dict()
+        data = rows("text", 12, seed=i)
+        if way == "further":
+            return further_pretrain(three[i], data, **words).stages[-1].state
+        teacher = {name: t.clone() for name, t in three[i - 1].model.state_dict().items()}
+        return self_distill(three[i], data, teacher=teacher, match=way, **words).stages[-1].state
+
+    alone = [train(i) for i in range(3)]
+    alike(alone, together([lambda crew, i=i: train(i, crew=crew) for i in range(3)]))
+    assert any(longer)
+
+
+def test_nothing_is_left_behind(monkeypatch):
+    kept, begin = [], Stack._begin
+    monkeypatch.setattr(
+        Stack, "_begin", lambda self, parts: kept.append(weakref.ref(self)) or begin(self, parts)
+    )
+    model, state = encoder("image"), torch.get_rng_state()
+    gc.disable()
+    try:
+        calls = [lambda crew: further_pretrain(model, rows("image"), crew=crew, **SHORT)] * 2
+        together(calls)
+        assert kept[0]() is None  # without a collection of cycles
+    finally:
+        gc.enable()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_step_without_any_term_changes_nothing():
+    model, data = encoder("image"), rows("image")
+    words = {**SHORT, "mae_weight": 0.0, "distill_every": 2}
+    teacher = moved(model.copy()).model.state_dict()
+
+    def adapt(seed, **more):
+        return self_distill(model, data, teacher=teacher, seed=seed, **words, **more)
+
+    made = together([lambda crew, s=s: adapt(s, crew=crew) for s in range(2)])
+    alike([adapt(s).stages[-1].state for s in range(2)], [one.stages[-1].state for one in made])

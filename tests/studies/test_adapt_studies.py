@@ -257,6 +257,42 @@ def test_what_was_prepared_is_what_a_study_reads(tmp_path, monkeypatch):
     assert unasked.keys() == found[0].keys() and set(unasked.values()) == {None}
 
 
+def test_a_block_runs_whole_or_is_found_whole(tmp_path, monkeypatch):
+    arm, words = "omniglot / fine-tuning", {"target": "usps", "copies": 3, "lr": 2e-3}
+    runs = [trial("adapt/steps", arm, tmp_path, seed=seed, **words) for seed in range(3)]
+    whole = tables.run_block(runs)
+    cases = [pool.case_of(one.settings, one.seed, one.device) for one in runs]
+    tune = pool.tune_of(runs[0].settings)
+    paths = [pool.Asked(case, None, tune, 0, test=True).path() for case in cases]
+    paths[1].unlink()
+    before = paths[0].stat().st_mtime_ns
+    assert tables.run_block(runs) == whole  # with dropout, which is drawn for all at once
+    assert paths[0].stat().st_mtime_ns == before
+    monkeypatch.setattr(pool, "finetune", None)
+    assert tables.run_block(runs) == whole
+
+
+def test_an_encoder_that_diverges_fails_alone(tmp_path, monkeypatch):
+    arm, words = "omniglot / further pre-training, twice", {"target": "usps", "copies": 3}
+    runs = [trial("adapt/steps", arm, tmp_path, seed=seed, **words) for seed in range(3)]
+    usual = pool.further_pretrain
+
+    def further(*args, seed, **more):
+        return usual(*args, **{**more, "seed": seed, "lr": 1e30 if seed == 1 else more["lr"]})
+
+    monkeypatch.setattr(pool, "further_pretrain", further)
+    monkeypatch.setattr(pool, "RECIPE", -1)  # apart from those of other tests
+    found = tables.run_block(runs)
+    assert found[1] == {} and found[0]["score"] is not None is not found[2]["score"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_more_seeds_are_trained_than_are_asked_for(name):
+    study = load_study(name)
+    for scale in study.scales.values():
+        assert scale.seeds == scale.settings.get("copies", study.block)
+
+
 def test_a_point_of_the_search_that_diverges_is_the_only_one_that_fails(tmp_path):
     words = {"stage": "tune", "target": "usps"}
     runs = [

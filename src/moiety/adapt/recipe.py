@@ -69,6 +69,10 @@ class Recipe:
         )
 
 
+class Diverged(ValueError):
+    """The loss is no longer a number."""
+
+
 def adamw(encoder: Encoder, recipe: Recipe, captured: bool = False) -> torch.optim.AdamW:
     """The optimizer of all that is trained; parameters of one axis do not decay."""
     trained = [p for p in encoder.model.parameters() if p.requires_grad]

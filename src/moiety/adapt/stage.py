@@ -33,7 +33,7 @@ from .encoders import MASK, Batch, Encoder
 from .follow import Follow
 from .lora import merge, with_adapters
 from .objective import Objective, Target
-from .recipe import Recipe, adamw, set_rate
+from .recipe import Diverged, Recipe, adamw, set_rate
 from .repeated import Repeated, Tensors
 from .teachers import Teacher
 from .together import Member
@@ -149,6 +149,8 @@ class Stage:
 
     def _update(self, batch: Batch, masks: Tensor, target: Target | None) -> dict[str, Tensor]:
         """Change the weights; with others, or on a GPU as one CUDA graph, where that is wanted."""
+        if target is None and not self.objective.mae_weight:  # a step without any term
+            return {}
         tensors = {**batch, MASK: masks}
         if target is not None and target.values is not None:
             tensors["target"] = target.values
@@ -192,7 +194,9 @@ class Stage:
         return self.objective.loss(self.student, batch, masks, target, half)
 
     def fit(self, tensors: Tensors, length: int) -> Tensors:
-        return self.encoder.rounded(dict(tensors), length)
+        tensors = dict(tensors)
+        whole = {"target": tensors.pop("target")} if self.objective.match == "cls" else {}
+        return {**self.encoder.rounded(tensors, length), **whole}
 
     def apply(self) -> None:
         self.optimizer.step()
@@ -230,7 +234,7 @@ class Stage:
 
     def _check_finite(self, line: dict[str, Any]) -> None:
         if not all(math.isfinite(value) for name, value in line.items() if name != "layers"):
-            raise ValueError(
+            raise Diverged(
                 f"{self.name}: the loss is no longer a number before step {self.step}: lower the "
                 f"learning rate ({self.recipe.lr:g})"
             )

@@ -11,7 +11,8 @@ stack from its first step on, so that all else it does (checks, scores, saves) n
 
 Calls take turns: one runs at a time and in fixed order, so that what they draw does not depend on
 threads. Some may end before others, or have another loss for a while; only those with one loss are
-together then. A training tells the crew by `Part` what to do.
+together then. A training tells the crew by `Part` what to do. Dropout is drawn for all at once, so
+that it depends on who is there, as it does on when each was killed and went on.
 """
 
 from __future__ import annotations
@@ -108,22 +109,30 @@ def together(calls: Sequence[Callable[[Member], T]]) -> list[T]:
     for thread in threads:
         thread.start()
     try:
-        while live := [member for member in members if not member.over]:
-            for member in live:
-                member.part = None
-                member.turn.release()
-                member.done.acquire()
-                if member.error is not None:
-                    raise member.error
-            if waiting := [member for member in live if member.part is not None]:
-                crew.step(waiting)
+        with torch.random.fork_rng():  # members seed the numbers of all
+            _take_turns(crew, members)
     finally:
         for member in members:
             member.stopped = True
             member.turn.release()
         for thread in threads:
             thread.join()
+        for member in members:  # graphs hold memory
+            member.part, member.tensors, member.told, member.error = None, {}, {}, None
+        crew.close()
     return [member.found for member in members]
+
+
+def _take_turns(crew: Crew, members: Sequence[Member]) -> None:
+    while live := [member for member in members if not member.over]:
+        for member in live:
+            member.part = None
+            member.turn.release()
+            member.done.acquire()
+            if member.error is not None:
+                raise member.error
+        if waiting := [member for member in live if member.part is not None]:
+            crew.step(waiting)
 
 
 class Crew:
@@ -138,9 +147,13 @@ class Crew:
             assert member.part is not None
             groups.setdefault(member.part.alike, []).append(member)
         for alike in [alike for alike in self.stacks if alike not in groups]:
-            del self.stacks[alike]  # all of them have ended
+            self.stacks.pop(alike).close()  # all of them have ended
         for alike, own in groups.items():
             self.stacks.setdefault(alike, Stack()).step(own)
+
+    def close(self) -> None:
+        for stack in self.stacks.values():
+            stack.close()
 
 
 class Stack:
@@ -155,6 +168,10 @@ class Stack:
         parts = [member.part for member in members if member.part is not None]
         if any(part not in self.parts for part in parts):
             self._begin(parts)
+        here = {self.parts.index(part) for part in parts}
+        self.steps = {
+            places: step for places, step in self.steps.items() if here.issuperset(places)
+        }
         kinds: dict[tuple[str, ...], list[Member]] = {}  # some steps may have no teacher
         for member in members:
             kinds.setdefault(tuple(member.tensors), []).append(member)
@@ -170,6 +187,10 @@ class Stack:
         told = self.steps[places](_stacked(parts, [member.tensors for member in members]))
         for number, member in enumerate(members):
             member.told = {name: each[number] for name, each in told.items()}
+
+    def close(self) -> None:
+        """Let go of all memory: steps and stack hold each other."""
+        self.parts, self.steps, self.weights = [], {}, {}
 
     def _begin(self, parts: list[Part]) -> None:
         """Lay the weights of all side by side, those of each model a view."""

@@ -33,7 +33,7 @@ from .mars import Mars
 from .mixtures import balance_losses
 from .r3f import R3F
 from .recadam import RecAdam
-from .recipe import set_rate
+from .recipe import Diverged, set_rate
 from .repeated import Repeated, Tensors
 from .scores import score
 from .together import Member
@@ -115,10 +115,6 @@ class TuneRecipe:
             return min(5000.0, 1 / self.lr)  # the authors' own, where a step cannot jump too far
         assert value is not None
         return float(value)
-
-
-class Diverged(ValueError):
-    """The loss is no longer a number."""
 
 
 class Tuning:

@@ -39,10 +39,11 @@ from ... import io
 from ...adapt import finetune, further_pretrain, self_distill
 from ...adapt.encoders import Encoder
 from ...adapt.finetune import Tuned
+from ...adapt.recipe import Diverged
 from ...adapt.rows import Rows
 from ...adapt.scores import scores
 from ...adapt.together import Member, together
-from ...adapt.tuning import OPTIONS, Diverged
+from ...adapt.tuning import OPTIONS
 from ...train import seeded
 from ...train.draws import step_seed
 from .contrast import contrast
@@ -51,7 +52,7 @@ from .packaged import packaged
 from .sources import Source, settings_of, source
 from .targets import TARGETS, Examples, Target, load_target
 
-RECIPE = 1  # of what trains here; a change of the code that trains otherwise adds one
+RECIPE = 2  # of what trains here; a change of the code that trains otherwise adds one
 TUNE = 21  # what the seed of a case is used for, besides its own draws
 # On a GPU, whether steps are repeated as CUDA graphs: of dense models, of mixtures.
 CAPTURE = True
@@ -221,7 +222,10 @@ def adapted(case: Case, plan: Plan | None) -> Encoder:
     if plan is None:
         return case.start()
     make([case], plan)
-    return Encoder.load(case.home(plan)).to(case.device)
+    home = case.home(plan)
+    if io.read_json(home / "adapted.json")["diverged"]:
+        raise Diverged(f"{home} holds no encoder: its loss diverged")
+    return Encoder.load(home).to(case.device)
 
 
 def make(cases: Sequence[Case], plan: Plan | None) -> None:
@@ -253,12 +257,33 @@ def _held(homes: Iterable[Path]) -> Iterator[None]:
 
 def _all(calls: Sequence[Callable[[Member | None], T]], alike: bool) -> list[T]:
     """What the calls return: as one program, or one after the other where that cannot be."""
-    return together(calls) if alike and len(calls) > 1 else [call(None) for call in calls]
+    made = together(calls) if alike and len(calls) > 1 else [call(None) for call in calls]
+    if torch.cuda.is_initialized():  # other processes need what these held
+        torch.cuda.empty_cache()
+    return made
 
 
 def _adapt(case: Case, plan: Plan, crew: Member | None) -> None:
     """Train an encoder and write it; the description is last, so that with it all is there."""
-    home, began, encoder = case.home(plan), time.perf_counter(), case.start()
+    home, began = case.home(plan), time.perf_counter()
+    try:
+        _adapted(home, case, plan, crew)
+        diverged = False
+    except Diverged:  # others go on
+        diverged = True
+    about = {
+        "plan": plan,
+        "seed": case.seed,
+        "diverged": diverged,
+        "seconds": round(time.perf_counter() - began, 3),  # of all that ran with it
+        "versions": {"torch": torch.__version__, "device": case.device.type},
+    }
+    io.write_json(home / "adapted.json", about)
+    shutil.rmtree(home / "course", ignore_errors=True)
+
+
+def _adapted(home: Path, case: Case, plan: Plan, crew: Member | None) -> None:
+    encoder = case.start()
     # The paper's unlabelled data: those that have labels, without them.
     rows = case.rows(encoder, case.open().labelled(case.seed, case.labels))
     words = {word: plan[word] for word in (*TRAINED, *MATCHED, "steps") if word in plan}
@@ -274,14 +299,6 @@ def _adapt(case: Case, plan: Plan, crew: Member | None) -> None:
         teacher = adapted(case, plan["teacher"]).model.state_dict()
         made = self_distill(encoder, rows, teacher=teacher, **words, **course).encoder
     made.to("cpu").save(home)
-    about = {
-        "plan": plan,
-        "seed": case.seed,
-        "seconds": round(time.perf_counter() - began, 3),  # of all that ran with it
-        "versions": {"torch": torch.__version__, "device": case.device.type},
-    }
-    io.write_json(home / "adapted.json", about)
-    shutil.rmtree(home / "course", ignore_errors=True)
 
 
 # -- fine-tunes ------------------------------------------------------------------------------------
@@ -312,15 +329,12 @@ def tuned(asked: Sequence[Asked], ticks: Sequence[Tick] = ()) -> list[dict[str, 
     distance                  l2, of the trunk from the source's
     curve                     of the training
     """
-    lacking = [one for one in asked if not one.path().exists()]
-    if lacking:
-        for plan, cases in _by_plan(lacking):
+    if not all(one.path().exists() for one in asked):
+        for plan, cases in _by_plan(asked):
             make(cases, plan)
-        with _held(one.path().parent for one in lacking), tf32():
-            lacking = [one for one in lacking if not one.path().exists()]
-            hear = [ticks[asked.index(one)] if ticks else None for one in lacking]
-            calls = [partial(_tune, one, tick) for one, tick in zip(lacking, hear)]
-            _all(calls, all(one.case.experts is None for one in lacking))
+        with _held(one.path().parent for one in asked), tf32():
+            if not all(one.path().exists() for one in asked):
+                _tune(asked, ticks)
     return [io.read_json(one.path())["found"] for one in asked]
 
 
@@ -332,13 +346,22 @@ def _by_plan(asked: Sequence[Asked]) -> Iterator[tuple[Plan | None, list[Case]]]
         yield plan, list({case.home(plan): case for case in mine}.values())
 
 
-def _tune(asked: Asked, tick: Tick | None, crew: Member | None) -> None:
-    """Fine-tune, and tell what it came to."""
+def _tune(asked: Sequence[Asked], ticks: Sequence[Tick]) -> None:
+    """Fine-tune all of them, also those that were found: what one draws depends on the others."""
+    hear: Sequence[Tick | None] = ticks or [None] * len(asked)
+    calls = [partial(_told, one, tick) for one, tick in zip(asked, hear)]
+    found = _all(calls, all(one.case.experts is None for one in asked))
+    for one, told in zip(asked, found):
+        if not one.path().exists():
+            about = {"tune": dict(one.tune), "number": one.number, "found": told}
+            io.write_json(one.path(), about)
+
+
+def _told(asked: Asked, tick: Tick | None, crew: Member | None) -> dict[str, Any] | None:
     try:
-        found = _found(asked, tick, crew)
-    except Diverged:
-        found = None
-    io.write_json(asked.path(), {"tune": dict(asked.tune), "number": asked.number, "found": found})
+        return _found(asked, tick, crew)
+    except Diverged:  # others go on
+        return None
 
 
 def _found(asked: Asked, tick: Tick | None, crew: Member | None) -> dict[str, Any]:
