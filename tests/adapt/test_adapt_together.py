@@ -5,16 +5,21 @@ import weakref
 
 import pytest
 import torch
-from rows import encoder, labelled, moved, rows, upcycled
+from rows import encoder, labelled, moved, rows
 from test_repeated import near, without_dropout
 
 from moiety.adapt import finetune, text
 from moiety.adapt.pretrain import further_pretrain, self_distill
 from moiety.adapt.together import Stack, together
+from moiety.hf import upcycle
 
 SHORT = {"steps": 5, "batch": 6, "lr": 1e-3, "checks": 2}
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu])]
+
+
+def slow(name):
+    return pytest.param(name, marks=pytest.mark.slow)
 
 
 def models(kind, device="cpu"):
@@ -33,7 +38,7 @@ def alike(some, others, bound=5e-4):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["image", "text"])
-@pytest.mark.parametrize("way", ["further", "cls", "hidden", "prediction", "weights"])
+@pytest.mark.parametrize("way", ["further", slow("cls"), "hidden", "prediction", slow("weights")])
 def test_every_adaptation_ends_as_it_would_alone(kind, way, device):
     three, data = models(kind, device), [rows(kind, 20 + 2 * i) for i in range(3)]
 
@@ -56,7 +61,7 @@ def test_every_adaptation_ends_as_it_would_alone(kind, way, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["image", "text"])
-@pytest.mark.parametrize("method", ["plain", "mars", "recadam", "r3f"])
+@pytest.mark.parametrize("method", ["plain", slow("mars"), "recadam", "r3f"])
 def test_every_fine_tune_ends_as_it_would_alone(kind, method, device):
     three, data = models(kind, device), labelled(kind)
     before = [model.weights_key() for model in three]
@@ -90,10 +95,40 @@ def test_the_same_again_is_the_same_to_the_bit():
     assert all(torch.equal(a[n], b[n]) for a, b in zip(one, two) for n in a)
 
 
-def test_experts_and_adapters_are_trained_alone():
-    calls = [lambda crew: further_pretrain(upcycled("image"), rows("image"), crew=crew, **SHORT)]
-    with pytest.raises(ValueError, match="with experts cannot be trained together"):
-        together(calls)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("router", ["cosine", *(slow(name) for name in ("top-k", "softmax"))])
+@pytest.mark.parametrize("way", [slow("further"), slow("distil"), "routing", "tune"])
+def test_mixtures_end_as_each_would_alone(way, router, device, monkeypatch):
+    monkeypatch.setattr(text, "ROUND", 1)
+    three = [model.to("cpu") for model in models("text")]
+    for seed, model in enumerate(three):
+        torch.manual_seed(seed)
+        options = {} if router == "softmax" else {"k": 2}
+        words = {"experts": 4, "router": router, "balance": {"switch": 0.01}, **options}
+        model.model = upcycle(model.model, **words)
+    three = [model.to(device) for model in three]
+
+    def train(i, **more):
+        words = {**SHORT, "batch": 3, "seed": i, "capture": device == "cuda", **more}
+        if way == "tune":
+            tuned = finetune(three[i], labelled("text", seed=i), **words)
+            return tuned.classifier.model.state_dict()
+        data = rows("text", 12, seed=i)
+        if way == "further":
+            return further_pretrain(three[i], data, **words).stages[-1].state
+        words["match_routing"] = 1.0 if way == "routing" else 0.0
+        teacher = {name: t.clone() for name, t in three[i - 1].model.state_dict().items()}
+        return self_distill(three[i], data, teacher=teacher, **words).stages[-1].state
+
+    alone = [train(i) for i in range(3)]
+    alike(alone, together([lambda crew, i=i: train(i, crew=crew) for i in range(3)]), bound=1e-3)
+
+
+def test_routers_with_a_state_and_adapters_are_trained_alone():
+    model = encoder("image")
+    model.model = upcycle(model.model, experts=4, router="sigmoid-balanced", k=2)
+    with pytest.raises(ValueError, match="counts in a state of its own"):
+        together([lambda crew: further_pretrain(model, rows("image"), crew=crew, **SHORT)])
     model, words = encoder("text"), {**SHORT, "lora": 2}
     with pytest.raises(ValueError, match="LoRA is trained alone"):
         together([lambda crew: further_pretrain(model, rows("text"), crew=crew, **words)])
@@ -160,7 +195,7 @@ def test_results_of_calls_that_never_train():
     assert together([lambda crew, i=i: i * i for i in range(3)]) == [0, 1, 4]
 
 
-@pytest.mark.parametrize("way", ["further", "cls", "hidden", "prediction", "r3f"])
+@pytest.mark.parametrize("way", [slow("further"), "cls", slow("hidden"), "prediction", "r3f"])
 def test_texts_of_other_lengths_are_padded(way, monkeypatch):
     monkeypatch.setattr(text, "ROUND", 1)
     three, longer = models("text"), []

@@ -42,6 +42,7 @@ from .trained import State, Trained, read_trained, to_cpu, write_trained
 ORDER, MASKS, NOISE, ADAPTERS = 1, 2, 3, 4  # what a seed is used for
 TOLD = 0.2  # seconds between two words of how far it is
 SHARE = 20  # a large model trains at least so many times as long as it is being saved
+PROBS = "probs "  # gates of a teacher's layer, among the tensors of a step
 FURTHER = Objective(distill_weight=0.0)  # eq. 2 alone
 
 
@@ -154,8 +155,10 @@ class Stage:
         tensors = {**batch, MASK: masks}
         if target is not None and target.values is not None:
             tensors["target"] = target.values
-        if self.crew and not (target is not None and (target.weights or target.probs)):
-            return self.crew.step(self, tensors)
+        if self.crew and not (target is not None and target.weights):
+            probs = [] if target is None else target.probs
+            named = {f"{PROBS}{layer}": probs_TE for layer, probs_TE in enumerate(probs)}
+            return self.crew.step(self, {**tensors, **named})
         # The weights of a teacher are the same at every step; its routers' decisions are not.
         if not self.captures or (target is not None and target.probs):
             return self._change(tensors, target)
@@ -189,14 +192,21 @@ class Stage:
     def loss(self, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         batch = dict(tensors)
         masks, values = batch.pop(MASK), batch.pop("target", None)
-        target = None if values is None else Target(values=values)
+        probs = [batch.pop(name) for name in tensors if name.startswith(PROBS)]
+        target = None if values is None else Target(values=values, probs=probs)
         half = self.recipe.precision == "bfloat16"
         return self.objective.loss(self.student, batch, masks, target, half)
 
     def fit(self, tensors: Tensors, length: int) -> Tensors:
-        tensors = dict(tensors)
+        """Gates `[T, E]` are those of all tokens; a class token has no length."""
+        tensors, size = dict(tensors), tensors["input_ids"].shape
         whole = {"target": tensors.pop("target")} if self.objective.match == "cls" else {}
-        return {**self.encoder.rounded(tensors, length), **whole}
+        gates = {name: t for name, t in tensors.items() if name.startswith(PROBS)}
+        by_token = {n: t.unflatten(0, size) for n, t in gates.items() if len(t) == size.numel()}
+        fitted = self.encoder.rounded({**tensors, **by_token}, length)
+        flat = {name: fitted[name].flatten(0, 1) for name in by_token}
+        static = {name: t for name, t in gates.items() if name not in by_token}
+        return {**fitted, **flat, **static, **whole}
 
     def apply(self) -> None:
         self.optimizer.step()

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 
@@ -199,13 +200,22 @@ class Stack:
         shapes = [{name: p.shape for name, p in own.items()} for own in weights]
         if any(own != shapes[0] for own in shapes):
             raise ValueError("only models of equal structure can be trained together")
-        if any(isinstance(each, MoE) for each in parts[0].trained_model.modules()):
-            raise ValueError("models with experts cannot be trained together: train each alone")
+        for name, module in parts[0].trained_model.named_modules():
+            if isinstance(module, MoE | _BatchNorm) and not all(
+                map(_is_constant, module.buffers())
+            ):
+                raise ValueError(
+                    f"{name} counts in a state of its own: it cannot be trained with others"
+                )
         for name, first in weights[0].items():
             stacked = torch.stack([own[name].detach() for own in weights])
             for own, mine in zip(weights, stacked):
                 own[name].data = mine
             self.weights[name] = stacked.requires_grad_(first.requires_grad)
+        buffers = [dict(part.trained_model.named_buffers()) for part in parts]
+        for name, buffer in buffers[0].items():
+            if _is_constant(buffer):
+                self.weights[name] = torch.stack([own[name] for own in buffers])
 
     def _update(self, places: tuple[int, ...], tensors: Tensors) -> dict[str, Tensor]:
         """One step of those at these places."""
@@ -235,6 +245,11 @@ class Stack:
                 p.grad = None if slope is None else slope[number]
             part.apply()
         return told
+
+
+def _is_constant(buffer: Tensor) -> bool:
+    """Whether training leaves it: what is counted is of whole numbers."""
+    return buffer.is_floating_point()
 
 
 def _stacked(parts: Sequence[Part], each: Sequence[Tensors]) -> Tensors:

@@ -54,9 +54,7 @@ from .targets import TARGETS, Examples, Target, load_target
 
 RECIPE = 2  # of what trains here; a change of the code that trains otherwise adds one
 TUNE = 21  # what the seed of a case is used for, besides its own draws
-# On a GPU, whether steps are repeated as CUDA graphs: of dense models, of mixtures.
-CAPTURE = True
-CAPTURE_MIXTURES = False
+CAPTURE = True  # on a GPU, repeat steps as CUDA graphs
 Plan = dict[str, Any]  # of an encoder, plain JSON; a teacher's is inside
 Tick = Callable[[float], None]
 T = TypeVar("T")
@@ -95,9 +93,6 @@ class Case:
         """The encoder that every arm starts from, to be read and not to be trained."""
         experts = json.dumps(self.experts, default=dict, sort_keys=True)
         return _start(self.source.path, self.seed, experts, self.device)
-
-    def captures(self) -> bool:
-        return CAPTURE if self.experts is None else CAPTURE_MIXTURES
 
     def home(self, plan: Plan | None) -> Path:
         """The folder of an encoder: some words to read, and a hash of all it depends on."""
@@ -237,9 +232,8 @@ def make(cases: Sequence[Case], plan: Plan | None) -> None:
     # Who wants one at the same time waits, however long that is, and then finds it.
     with _held(case.home(plan) for case in lacking), tf32():
         lacking = [case for case in lacking if not _is_made(case, plan)]
-        dense = all(case.experts is None for case in lacking)
         calls = [partial(_adapt, case, plan) for case in lacking]
-        _all(calls, dense and plan["stage"] != "supcon")
+        _all(calls, plan["stage"] != "supcon")
 
 
 def _is_made(case: Case, plan: Plan | None) -> bool:
@@ -255,7 +249,7 @@ def _held(homes: Iterable[Path]) -> Iterator[None]:
         yield
 
 
-def _all(calls: Sequence[Callable[[Member | None], T]], alike: bool) -> list[T]:
+def _all(calls: Sequence[Callable[[Member | None], T]], alike: bool = True) -> list[T]:
     """What the calls return: as one program, or one after the other where that cannot be."""
     made = together(calls) if alike and len(calls) > 1 else [call(None) for call in calls]
     if torch.cuda.is_initialized():  # other processes need what these held
@@ -288,7 +282,7 @@ def _adapted(home: Path, case: Case, plan: Plan, crew: Member | None) -> None:
     rows = case.rows(encoder, case.open().labelled(case.seed, case.labels))
     words = {word: plan[word] for word in (*TRAINED, *MATCHED, "steps") if word in plan}
     words["seed"] = case.seed
-    course: dict[str, Any] = {"out": home / "course", "checks": 1, "capture": case.captures()}
+    course: dict[str, Any] = {"out": home / "course", "checks": 1, "capture": CAPTURE}
     if crew is not None:
         course["crew"] = crew
     if plan["stage"] == "supcon":
@@ -350,7 +344,7 @@ def _tune(asked: Sequence[Asked], ticks: Sequence[Tick]) -> None:
     """Fine-tune all of them, also those that were found: what one draws depends on the others."""
     hear: Sequence[Tick | None] = ticks or [None] * len(asked)
     calls = [partial(_told, one, tick) for one, tick in zip(asked, hear)]
-    found = _all(calls, all(one.case.experts is None for one in asked))
+    found = _all(calls)
     for one, told in zip(asked, found):
         if not one.path().exists():
             about = {"tune": dict(one.tune), "number": one.number, "found": told}
@@ -374,7 +368,7 @@ def _found(asked: Asked, tick: Tick | None, crew: Member | None) -> dict[str, An
         classes=target.classes,
         seed=step_seed(step_seed(case.seed, TUNE), asked.number),
         checks=2,
-        capture=case.captures(),
+        capture=CAPTURE,
         crew=crew,
         tick=tick,
         **asked.tune,

@@ -9,14 +9,14 @@ and another with others may be fine-tuned with two settings: some 10k steps more
 
 Models as small as these are bound by launches, not by the GPU: a step is 600 to 1 500 kernels of
 some 3 µs, whoever launches them. So eight seeds, or the eight points of a search, take their steps
-together (`adapt.together`), and these are captured as a CUDA graph, RecAdam's excepted. SupCon and
-mixtures are alone. Several processes share the GPU all the same, since a step has its host's part.
+together (`adapt.together`), and these are captured as a CUDA graph, RecAdam's excepted. SupCon is
+alone. Several processes share the GPU all the same, since a step has its host's part.
 
 By hand, before any measurement, in TF32: a step of fine-tuning is 66 GFLOP of products and about as
 much time of memory, 1.2 ms of the GPU for one of eight; further pre-training 1.2; self-distillation
 3.5; of text (60 tokens on the mean, 8 192 words in the head) 1, 1.5 and 2.5; RecAdam 2.5, MARS 2.5,
-R3F 2.5; of a mixture, alone, 3.5, 4 and 7. What a fine-tune has besides its steps (to load, to
-capture, to score) is 2.5 s of a process, an encoder 3.
+R3F 2.5; of a mixture, every expert on every token, 3, 4 and 6. What a fine-tune has besides its
+steps (to load, to capture, to score) is 2.5 s of a process, an encoder 3.
 
     images   40k further × 1.2 + 73k distil × 3.5 + 24k others × 5 ms           = 430 s
              154k tune × 1.2 + 19k × (2.5 + 2.5 + 2.5) ms                       = 330 s
@@ -120,10 +120,9 @@ def measure(scale: str, device: str, kind: Any, steps: list[Step]) -> dict[Step,
         what = step.removesuffix(MIXED)
         encoder = dense if what == step else mixed
         run = runner(what, encoder, rows, tables.SCALES[scale].settings[kind])
-        captured = pool.CAPTURE if encoder is dense else pool.CAPTURE_MIXTURES
         if what != "supcon":
-            run = partial(run, capture=captured)
-        found[step] = _seconds(run, encoder is dense and what != "supcon")
+            run = partial(run, capture=pool.CAPTURE)
+        found[step] = _seconds(run, what != "supcon")
     return found
 
 
