@@ -22,6 +22,7 @@ What `match` compares, student against teacher:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -125,14 +126,7 @@ class Objective:
         memory at once.
         """
         told: dict[str, Tensor] = {}
-        predicts = target is not None and self.match == "prediction"
-        if self.mae_weight or predicts:
-            with torch.autocast(student.device.type, torch.bfloat16, enabled=half):
-                loss = self._masked(student, batch, masks, target if predicts else None, told)
-            loss.backward()
-        if target is not None and not predicts:
-            with torch.autocast(student.device.type, torch.bfloat16, enabled=half):
-                loss = self._distilled(student, batch, target, told)
+        for loss in self._terms(student, batch, masks, target, half, told):
             loss.backward()
         return told
 
@@ -146,15 +140,29 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """What `backward` adds the gradients of, in one, and the terms before their weights."""
         told: dict[str, Tensor] = {}
+        terms = [*self._terms(student, batch, masks, target, half, told)]
+        return torch.stack(terms).sum(), told
+
+    def _terms(
+        self,
+        student: Encoder,
+        batch: Batch,
+        masks: Tensor,
+        target: Target | None,
+        half: bool,
+        told: dict[str, Tensor],
+    ) -> Iterator[Tensor]:
+        """The losses of a step, each made when it is asked for."""
+        words = student.device.type, torch.bfloat16, half
         predicts = target is not None and self.match == "prediction"
-        losses = []
-        with torch.autocast(student.device.type, torch.bfloat16, enabled=half):
-            if self.mae_weight or predicts:
-                found = self._masked(student, batch, masks, target if predicts else None, told)
-                losses.append(found)
-            if target is not None and not predicts:
-                losses.append(self._distilled(student, batch, target, told))
-        return torch.stack(losses).sum(), told
+        if self.mae_weight or predicts:
+            with torch.autocast(*words):
+                loss = self._masked(student, batch, masks, target if predicts else None, told)
+            yield loss
+        if target is not None and not predicts:
+            with torch.autocast(*words):
+                loss = self._distilled(student, batch, target, told)
+            yield loss
 
     def _masked(
         self,
