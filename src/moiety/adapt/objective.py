@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -230,7 +231,8 @@ def prediction_error(kind: str, masked: Masked, wanted: Tensor) -> Tensor:
 
 def weight_error(trunk: nn.Module, wanted: dict[str, Tensor], norm: Norm) -> Tensor:
     """Between the parameters of two encoders."""
-    gaps = [p - wanted[name] for name, p in trunk.named_parameters() if p.requires_grad]
+    # By name: many models are trained together with plain tensors in the place of parameters.
+    gaps = [attrgetter(name)(trunk) - weight for name, weight in wanted.items()]
     if norm == "mars":
         rows = [_exact(g).reshape(g.shape[0] if g.dim() else 1, -1) for g in gaps]
         return torch.stack([r.abs().sum(1).max() for r in rows]).sum()

@@ -42,7 +42,8 @@ from .trained import State, Trained, read_trained, to_cpu, write_trained
 ORDER, MASKS, NOISE, ADAPTERS = 1, 2, 3, 4  # what a seed is used for
 TOLD = 0.2  # seconds between two words of how far it is
 SHARE = 20  # a large model trains at least so many times as long as it is being saved
-PROBS = "probs "  # gates of a teacher's layer, among the tensors of a step
+# What a teacher says of its layers and of its parameters, among the tensors of a step.
+PROBS, WEIGHTS = "probs ", "weights "
 FURTHER = Objective(distill_weight=0.0)  # eq. 2 alone
 
 
@@ -155,10 +156,11 @@ class Stage:
         tensors = {**batch, MASK: masks}
         if target is not None and target.values is not None:
             tensors["target"] = target.values
-        if self.crew and not (target is not None and target.weights):
-            probs = [] if target is None else target.probs
-            named = {f"{PROBS}{layer}": probs_TE for layer, probs_TE in enumerate(probs)}
-            return self.crew.step(self, {**tensors, **named})
+        if self.crew:
+            said = target or Target()
+            probs = {f"{PROBS}{layer}": probs_TE for layer, probs_TE in enumerate(said.probs)}
+            weights = {f"{WEIGHTS}{name}": weight for name, weight in said.weights.items()}
+            return self.crew.step(self, {**tensors, **probs, **weights})
         # The weights of a teacher are the same at every step; its routers' decisions are not.
         if not self.captures or (target is not None and target.probs):
             return self._change(tensors, target)
@@ -193,14 +195,21 @@ class Stage:
         batch = dict(tensors)
         masks, values = batch.pop(MASK), batch.pop("target", None)
         probs = [batch.pop(name) for name in tensors if name.startswith(PROBS)]
-        target = None if values is None else Target(values=values, probs=probs)
+        weights = {
+            name.removeprefix(WEIGHTS): batch.pop(name)
+            for name in tensors
+            if name.startswith(WEIGHTS)
+        }
+        taught = values is not None or weights
+        target = Target(values=values, probs=probs, weights=weights) if taught else None
         half = self.recipe.precision == "bfloat16"
         return self.objective.loss(self.student, batch, masks, target, half)
 
     def fit(self, tensors: Tensors, length: int) -> Tensors:
-        """Gates `[T, E]` are those of all tokens; a class token has no length."""
+        """Gates `[T, E]` are those of all tokens; a class token and a weight have no length."""
         tensors, size = dict(tensors), tensors["input_ids"].shape
         whole = {"target": tensors.pop("target")} if self.objective.match == "cls" else {}
+        whole |= {name: tensors.pop(name) for name in [*tensors] if name.startswith(WEIGHTS)}
         gates = {name: t for name, t in tensors.items() if name.startswith(PROBS)}
         by_token = {n: t.unflatten(0, size) for n, t in gates.items() if len(t) == size.numel()}
         fitted = self.encoder.rounded({**tensors, **by_token}, length)

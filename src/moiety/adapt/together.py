@@ -238,6 +238,8 @@ class Stack:
             losses_S, told = torch.func.vmap(one, randomness="different")(weights, dict(tensors))
         learned = {name: own for name, own in weights.items() if own.requires_grad}
         slopes = torch.autograd.grad(losses_S.sum(), [*learned.values()], allow_unused=True)
+        # A fused optimizer wants gradients to lie in memory as weights do.
+        slopes = [slope if slope is None else slope.contiguous() for slope in slopes]
         by_name = dict(zip(learned, slopes))
         for number, part in enumerate(parts):
             for name, p in part.trained_model.named_parameters():
