@@ -85,7 +85,7 @@ def _convolve(
 
 @triton.jit
 def _gradient(
-    x, g, parts, bias, images,
+    x, g, parts, images,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
     OUT: tl.constexpr, SPAN: tl.constexpr, PER_PART: tl.constexpr, PRECISION: tl.constexpr,
     N: tl.constexpr, K: tl.constexpr, M: tl.constexpr,
@@ -104,7 +104,6 @@ def _gradient(
     offset = _offsets(k, HEIGHT, WIDTH, DEPTH, SIZE, WIDE)
     last = tl.minimum((part + 1) * PER_PART, images) * WINDOWS
     total = tl.zeros([N, K], tl.float32)
-    sums = tl.zeros([N], tl.float32)
     for start in range(part * PER_PART * WINDOWS, last, M):
         m = start + tl.arange(0, M)
         here = m < last
@@ -112,12 +111,10 @@ def _gradient(
         pixels = tl.load(x + (offset[:, None] + place[None, :]))
         at = _outputs(m, n, ROWS * COLUMNS, OUT, SPAN)
         slope = tl.load(g + at, mask=real[:, None] & here[None, :], other=0.0)
-        sums += tl.sum(slope, 1)
         total = tl.dot(slope, tl.trans(pixels), total, input_precision=PRECISION)
     row = (part * tl.num_programs(1) + copy) * SPAN * OUT + n
     inside = real[:, None] & (k[None, :] < DEPTH)
     tl.store(parts + row[:, None] * DEPTH + k[None, :], total, mask=inside)
-    tl.store(bias + row, sums, mask=real & (tl.program_id(0) == 0))
 
 
 @triton.jit(do_not_specialize=["number"])
@@ -213,16 +210,15 @@ def convolve_gradients(
     span = _span(channels, size, out, g.shape[-1])
     depth = channels * size * (size + span - 1)
     weight = x.new_empty(parts, copies, span, out, channels, size, size + span - 1)
-    bias = x.new_empty(parts, copies, span, out)
     tile = min(_tile(depth), BACKWARD["K"])
     _gradient[(triton.cdiv(depth, tile), copies, parts)](
-        x, g, weight, bias, images,
+        x, g, weight, images,
         CHANNELS=channels, HEIGHT=height, WIDTH=width, SIZE=size, OUT=out, SPAN=span,
         PER_PART=IMAGES, PRECISION=_precision(), N=_tile(span * out), **{**BACKWARD, "K": tile},
     )  # fmt: skip
     shifted = weight.sum(0).unbind(1)
     unshifted = [t[..., p : p + size] for p, t in enumerate(shifted)]
-    return torch.stack(unshifted).sum(0), bias.sum((0, 2))
+    return torch.stack(unshifted).sum(0), g.sum((1, 3, 4))
 
 
 def _span(channels: int, size: int, out: int, columns: int) -> int:
