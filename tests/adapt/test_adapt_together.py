@@ -82,6 +82,36 @@ def test_every_fine_tune_ends_as_it_would_alone(kind, method, device):
     assert before == [model.weights_key() for model in three]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", ["tune", "distil"])
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_products_of_a_crew_are_in_bfloat16_where_that_is_asked(kind, way, device):
+    three, seen = models(kind, device), set()
+
+    def train(i, **more):
+        words = {"steps": 5, "batch": 6, "lr": 1e-3, "seed": i, "precision": "bfloat16", **more}
+        words["capture"] = device == "cuda"
+        if way == "tune":
+            tuned = finetune(three[i], labelled(kind), checks=1, **words)
+            return tuned.history[-1]["loss"]
+        data, teacher = rows(kind, 20), three[i - 1].model.state_dict()
+        return self_distill(three[i], data, teacher=teacher, **words).history[-1]["masked"]
+
+    product = torch.baddbmm
+
+    def spy(*factors):
+        made = product(*factors)
+        seen.add(made.dtype)
+        return made
+
+    alone = [train(i) for i in range(3)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "baddbmm", spy)
+        made = together([lambda crew, i=i: train(i, crew=crew) for i in range(3)])
+    assert seen == {torch.bfloat16}
+    assert made == pytest.approx(alone, rel=2e-2)
+
+
 def test_the_same_again_is_the_same_to_the_bit():
     model = encoder("text")
 

@@ -17,10 +17,10 @@ from moiety.studies.adapt.targets import Target
 NAMES = ["images", "text", "low-resource", "ablation", "rounds", "gap", "steps", "weight"]
 NAMES = [f"adapt/{name}" for name in (*NAMES, "ablation-text", "moe", "supcon")]
 SELF = [  # one and the same, in the words of each study
-    ("adapt/ablation", "omniglot / self-distillation"),
-    ("adapt/rounds", "omniglot / round 1"),
-    ("adapt/steps", "omniglot / self-distillation, once"),
-    ("adapt/weight", "omniglot / weight 1"),
+    ("adapt/ablation", "fashion-mnist / self-distillation"),
+    ("adapt/rounds", "fashion-mnist / round 1"),
+    ("adapt/steps", "fashion-mnist / self-distillation, once"),
+    ("adapt/weight", "fashion-mnist / weight 1"),
 ]
 
 load_study = functools.cache(loading.load_study)  # which looks through all studies there are
@@ -58,10 +58,27 @@ def test_they_do_so_at_full_scale():
     asked = [full(name, arm) for name, arm in SELF]
     assert len({str((pool.plan_of(one), pool.tune_of(one), one["target"])) for one in asked}) == 1
     for name in ("adapt/images", "adapt/gap"):  # and the same sets in two studies
-        *_, omniglot = pool.each_of(full(name, "self-distillation"))
-        assert omniglot["target"] == "omniglot" and pool.plan_of(omniglot) == pool.plan_of(asked[0])
-    plan = pool.plan_of(full("adapt/rounds", "omniglot / round 0"))
+        _, fashion, *_ = pool.each_of(full(name, "self-distillation"))
+        assert fashion["target"] == "fashion-mnist"
+        assert pool.plan_of(fashion) == pool.plan_of(asked[0])
+    plan = pool.plan_of(full("adapt/rounds", "fashion-mnist / round 0"))
     assert plan == pool.plan_of(asked[0])["teacher"]
+
+
+def test_many_classes_are_tuned_longer_and_noise_in_float32():
+    words = {"lr": 1e-3, "longer": 2}
+    tunes = {
+        (method, one["target"]): pool.tune_of({**one, **words})
+        for method in ("fine-tuning", "R3F")
+        for one in pool.each_of(full("adapt/images", method))
+    }
+    assert {key: tune["steps"] for key, tune in tunes.items() if key[0] == "R3F"} == {
+        ("R3F", target): 1600 if target == "omniglot" else 400 for target in tables.IMAGES
+    }
+    assert {key[0]: tune["precision"] for key, tune in tunes.items()} == {
+        "fine-tuning": "bfloat16",
+        "R3F": "float32",
+    }
 
 
 def test_a_search_reads_seed_0_and_no_test(tmp_path, monkeypatch):
@@ -86,7 +103,7 @@ def test_several_sets_have_the_mean_of_their_numbers(tmp_path, monkeypatch):
 
 
 def test_a_seed_is_a_new_source_split_and_part(tmp_path):
-    arm, words = "omniglot / fine-tuning", {"target": "usps", "copies": 2}
+    arm, words = "fashion-mnist / fine-tuning", {"target": "usps", "copies": 2}
     runs = [trial("adapt/steps", arm, tmp_path, seed=seed, **words) for seed in (0, 1)]
     cases = [pool.case_of(one.settings, one.seed, one.device) for one in runs]
     assert cases[0].source.path != cases[1].source.path
@@ -105,7 +122,7 @@ def test_a_seed_is_a_new_source_split_and_part(tmp_path):
 
 
 def test_nested_fine_tunes_are_averaged(tmp_path):
-    one = trial("adapt/steps", "omniglot / fine-tuning", tmp_path, tunes=2)
+    one = trial("adapt/steps", "fashion-mnist / fine-tuning", tmp_path, tunes=2)
     case, tune = pool.case_of(one.settings, 0, one.device), pool.tune_of(one.settings)
     asked = [pool.Asked(case, None, tune, number, test=True) for number in range(2)]
     both = [found["test"]["loss"] for found in pool.tuned(asked)]
@@ -134,7 +151,7 @@ def test_arms_really_differ(name):
 
 def test_the_variants_of_the_ablation_are_those_of_the_table():
     plans = {
-        arm.removeprefix("omniglot / "): pool.plan_of(full("adapt/ablation", arm))
+        arm.removeprefix("fashion-mnist / "): pool.plan_of(full("adapt/ablation", arm))
         for arm in load_study("adapt/ablation").arms
     }
     whole = plans["self-distillation"]
@@ -148,7 +165,7 @@ def test_the_variants_of_the_ablation_are_those_of_the_table():
 
 
 def test_a_round_has_the_student_of_the_one_before_as_teacher():
-    plans = [pool.plan_of(full("adapt/rounds", f"omniglot / round {t}")) for t in range(4)]
+    plans = [pool.plan_of(full("adapt/rounds", f"fashion-mnist / round {t}")) for t in range(4)]
     assert all(later["teacher"] == before for before, later in itertools.pairwise(plans))
 
 
@@ -215,7 +232,7 @@ def test_what_studies_share_is_counted_once(monkeypatch):
     monkeypatch.setitem(projection.BATCHES, "image", ["gap", "images", "gap"])
     assert projection.count("full", "image") == alone
     assert alone["further"] == alone["distil"] == 4 * 8 * 600  # sets, seeds, steps
-    assert alone["tune mars"] == 4 * (8 + 8) * 300
+    assert alone["tune mars"] == (3 + 4) * (8 + 8) * 300  # Omniglot is tuned four times as long
     assert alone["tune plain"] == 3 * alone["tune mars"] < whole["tune plain"]
 
 
@@ -247,10 +264,12 @@ def test_encoders_are_prepared_teachers_first_and_each_once():
 
 
 def test_what_was_prepared_is_what_a_study_reads(tmp_path, monkeypatch):
-    settings = trial("adapt/steps", "omniglot / further pre-training, twice", tmp_path).settings
+    settings = trial(
+        "adapt/steps", "fashion-mnist / further pre-training, twice", tmp_path
+    ).settings
     preparing._encoders((dict(settings), [0, 1], "cpu"))
     monkeypatch.setattr(pool, "further_pretrain", None)  # nothing trains again
-    arm, words = "omniglot / further pre-training, twice", {"copies": 2}
+    arm, words = "fashion-mnist / further pre-training, twice", {"copies": 2}
     runs = [trial("adapt/ablation", arm, tmp_path, seed=seed, **words) for seed in (0, 1, 2)]
     *found, unasked = tables.run_block(runs)
     assert all(one["score"] is not None for one in found)
@@ -258,7 +277,7 @@ def test_what_was_prepared_is_what_a_study_reads(tmp_path, monkeypatch):
 
 
 def test_a_block_runs_whole_or_is_found_whole(tmp_path, monkeypatch):
-    arm, words = "omniglot / fine-tuning", {"target": "usps", "copies": 3, "lr": 2e-3}
+    arm, words = "fashion-mnist / fine-tuning", {"target": "usps", "copies": 3, "lr": 2e-3}
     runs = [trial("adapt/steps", arm, tmp_path, seed=seed, **words) for seed in range(3)]
     whole = tables.run_block(runs)
     cases = [pool.case_of(one.settings, one.seed, one.device) for one in runs]
@@ -273,7 +292,7 @@ def test_a_block_runs_whole_or_is_found_whole(tmp_path, monkeypatch):
 
 
 def test_an_encoder_that_diverges_fails_alone(tmp_path, monkeypatch):
-    arm, words = "omniglot / further pre-training, twice", {"target": "usps", "copies": 3}
+    arm, words = "fashion-mnist / further pre-training, twice", {"target": "usps", "copies": 3}
     runs = [trial("adapt/steps", arm, tmp_path, seed=seed, **words) for seed in range(3)]
     usual = pool.further_pretrain
 
@@ -297,7 +316,12 @@ def test_a_point_of_the_search_that_diverges_is_the_only_one_that_fails(tmp_path
     words = {"stage": "tune", "target": "usps"}
     runs = [
         trial(
-            "adapt/steps", "omniglot / fine-tuning", tmp_path, seed=FIRST_SEED + i, lr=lr, **words
+            "adapt/steps",
+            "fashion-mnist / fine-tuning",
+            tmp_path,
+            seed=FIRST_SEED + i,
+            lr=lr,
+            **words,
         )
         for i, lr in enumerate((1e-3, 1e30, 1e-4))
     ]

@@ -231,7 +231,7 @@ class Stack:
         model = parts[0].trained_model
 
         def one(weights: Mapping[str, Tensor], tensors: Tensors) -> Any:
-            with _reparametrize_module(model, dict(weights), tie_weights=True), Attention():
+            with _reparametrize_module(model, dict(weights), tie_weights=True), Stacked():
                 return parts[0].loss(tensors)
 
         with _no_questions():
@@ -239,12 +239,10 @@ class Stack:
         learned = {name: own for name, own in weights.items() if own.requires_grad}
         slopes = torch.autograd.grad(losses_S.sum(), [*learned.values()], allow_unused=True)
         # A fused optimizer wants gradients to lie in memory as weights do.
-        slopes = [slope if slope is None else slope.contiguous() for slope in slopes]
-        by_name = dict(zip(learned, slopes))
+        by_name = {name: g.contiguous() for name, g in zip(learned, slopes) if g is not None}
         for number, part in enumerate(parts):
             for name, p in part.trained_model.named_parameters():
-                slope = by_name.get(name)
-                p.grad = None if slope is None else slope[number]
+                p.grad = by_name[name][number] if name in by_name else None
             part.apply()
         return told
 
@@ -274,15 +272,24 @@ def _no_questions() -> Iterator[None]:
         masking_utils.is_tracing = usual
 
 
-class Attention(TorchFunctionMode):
-    """Inside a vmapped function, attention with the copies as further examples."""
+class Stacked(TorchFunctionMode):
+    """Inside a vmapped function: linear layers and attention as one product for all copies.
+
+    vmap has its own ways for both. The one for linear layers adds the bias in a kernel of its own,
+    and in float32 even where products are in bfloat16.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        if func is F.linear:
+            return self.linear(*args, **(kwargs or {}))
         if func is F.scaled_dot_product_attention:
             return self.attend(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return _Linear.apply(input, weight, bias)
 
     def attend(
         self,
@@ -297,17 +304,38 @@ class Attention(TorchFunctionMode):
         return _Attend.apply(query, key, value, attn_mask, dropout_p, is_causal, more)
 
 
-class _Attend(Function):
-    """What vmap sees; plain attention is what runs."""
+class _Vmapped(Function):
+    """What vmap sees; the plain operation in its rule is what runs."""
 
     @staticmethod
     def forward(*_: Any) -> Tensor:
-        raise NotImplementedError("attention of many copies exists under vmap only")
+        raise NotImplementedError("the layers of many copies exist under vmap only")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        raise NotImplementedError("attention of many copies exists under vmap only")
+        raise NotImplementedError("the layers of many copies exist under vmap only")
 
+
+def _copies(t: Tensor, dim: int | None, size: int) -> Tensor:
+    """With all copies in front."""
+    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+
+class _Linear(_Vmapped):
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, int]:
+        x, weight = (_copies(t, dim, info.batch_size) for t, dim in zip((x, weight), dims))
+        rows, turned = x.reshape(len(x), -1, x.shape[-1]), weight.transpose(1, 2)
+        if bias is None:
+            y = torch.bmm(rows, turned)
+        else:
+            y = torch.baddbmm(_copies(bias, dims[2], info.batch_size)[:, None], rows, turned)
+        return y.view(*x.shape[:-1], y.shape[-1]), 0
+
+
+class _Attend(_Vmapped):
     @staticmethod
     def vmap(
         info: Any,
@@ -321,13 +349,8 @@ class _Attend(Function):
         more: Mapping[str, Any],
     ) -> tuple[Tensor, int]:
         size = info.batch_size
-
-        def flat(t: Tensor, dim: int | None) -> Tensor:
-            many = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-            return many.flatten(0, 1)
-
-        q, k, v = (flat(t, dim) for t, dim in zip((query, key, value), dims))
+        q, k, v = (_copies(t, d, size).flatten(0, 1) for t, d in zip((query, key, value), dims))
         if mask is not None and (dims[3] is not None or len(mask) > 1):
-            mask = flat(mask, dims[3])
+            mask = _copies(mask, dims[3], size).flatten(0, 1)
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, **more)
         return y.unflatten(0, (size, -1)), 0

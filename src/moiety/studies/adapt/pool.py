@@ -187,12 +187,15 @@ def plan_of(settings: Mapping[str, Any]) -> Plan | None:
 
 def tune_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """How the classifier of a trial is trained; `lr` and `longer` are searched."""
-    kind = kind_of(settings["sets"].get(settings["target"], settings["target"]))
-    own, method = settings[kind], settings.get("method", "plain")
+    target = settings["sets"].get(settings["target"], settings["target"])
+    own, method = settings[kind_of(target)], settings.get("method", "plain")
+    words = {word: own[f"tune_{word}"] for word in TUNED}
+    if method == "r3f":  # what its noise changes is less than bfloat16 can tell
+        words["precision"] = "float32"
     return {
-        **{word: own[f"tune_{word}"] for word in TUNED},
+        **words,
         "lr": settings["lr"],
-        "steps": own["tune_steps"] * settings["longer"],
+        "steps": own["tune_steps"] * settings["longer"] * TARGETS[target].longer,
         "method": method,
         "options": {word: settings[word] for word in OPTIONS[method] if word in settings},
     }

@@ -84,9 +84,9 @@ DEVIATIONS: Sequence[str] = (
     "600 steps of further pre-training and of self-distillation (paper: 20 000, or 100 epochs) at "
     "rates of 5e-4 and 3e-4 (paper: 1.5e-4 and 1e-4), for models that are a sixteenth as large; "
     "text in batches of 64 (paper: 128)",
-    "200 or 400 steps of fine-tuning for images, 250 or 500 for texts (paper: 10 000, or 10 "
-    "epochs), chosen on validation with the learning rate, for every arm alike (paper: the same "
-    "settings for all)",
+    "200 or 400 steps of fine-tuning for images, four times as many for the 242 characters of "
+    "Omniglot, 250 or 500 for texts (paper: 10 000, or 10 epochs), chosen on validation with the "
+    "learning rate, for every arm alike (paper: the same settings for all)",
     "a validation split is taken off the training data (paper: none for images)",
     "images are neither cropped nor mirrored: letters and digits are not",
     "RoBERTa's distilled representation and masking rate are not in the paper: all tokens after "
@@ -104,8 +104,8 @@ NOTES: Sequence[str] = (
     "and its claims are on the mean; the score of each set is told without a claim",
     "claims: each statement of the digest is asked once, on the main number, before any result; "
     "35 beside those of the theory, so that eight seeds can decide them",
-    "precision: float32 with products in TF32 on a GPU, where most steps are CUDA graphs; sources "
-    "in bfloat16",
+    "precision: on a GPU, products in bfloat16 and all else in float32, R3F in float32 with "
+    "products in TF32; most steps are CUDA graphs",
     "seeds: a seed is a new source model, labelled subset, validation split and fine-tune",
     "search: on seed 0 and its validation split, 8 points for every arm, the same learning rates "
     "and lengths; main trials of that seed are other fine-tunes; the test is read by main trials, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .statements import LEAD, ahead
 from .tables import FINE_TUNING, FURTHER, SELF, adapt_study, arms_of
 
-ON = "omniglot / "
+ON = "fashion-mnist / "
 TIMES = {"quarter": 0.25, "once": 1, "twice": 2}
 ARMS = {"fine-tuning": FINE_TUNING}
 for word, times in TIMES.items():
@@ -16,7 +16,7 @@ study = adapt_study(
     name="adapt/steps",
     title="Steps of further pre-training",
     question="Does further pre-training get worse with its steps, and does self-distillation not?",
-    arms=arms_of(["omniglot"], ARMS),
+    arms=arms_of(["fashion-mnist"], ARMS),
     claims=[
         *ahead(
             "further pre-training, quarter",
@@ -35,6 +35,9 @@ study = adapt_study(
             **LEAD,
         ),
     ],
-    deviations=["Omniglot instead of CUB; 150, 600 and 1 200 steps (paper: up to 60 000)"],
+    deviations=[
+        "Fashion-MNIST with 1 000 labels instead of CUB; 150, 600 and 1 200 steps (paper: up to "
+        "60 000)"
+    ],
     notes=["steps: both stages of self-distillation have them"],
 )

@@ -185,18 +185,20 @@ def tested(found: list[dict[str, Any]], measure: str, part: int) -> dict[str, fl
 # -- scales ----------------------------------------------------------------------------------------
 
 
-def _kind(steps: int, tune: int, batch: int, lr: float, **more: Any) -> dict[str, Any]:
+def _kind(
+    steps: int, tune: int, batch: int, lr: float, precision: str = "float32", **more: Any
+) -> dict[str, Any]:
     """The settings of images or of texts at a scale."""
     return {
         "adapt_steps": steps,
         "adapt_batch": 2 * batch,
         "adapt_lr": lr,
         "adapt_weight_decay": 0.01,
-        "adapt_precision": "float32",
+        "adapt_precision": precision,
         "tune_steps": tune,
         "tune_batch": batch,
         "tune_weight_decay": 0.01,
-        "tune_precision": "float32",
+        "tune_precision": precision,
         "tune_dropout": 0.1,
         **more,
     }
@@ -238,8 +240,8 @@ SCALES = {
             "parts": 8,
             "tunes": 1,
             "label_share": 1.0,
-            "image": _kind(600, 200, 32, 5e-4),
-            "text": _kind(600, 250, 32, 3e-4, length=128),
+            "image": _kind(600, 200, 32, 5e-4, "bfloat16"),
+            "text": _kind(600, 250, 32, 3e-4, "bfloat16", length=128),
         },
     ),
 }
