@@ -230,3 +230,24 @@ def test_routers_in_practice_are_those_that_were_measured():
     for arm, row in vision.items():
         columns = ["accuracy", "validation accuracy", "switch rate"]
         assert near(row, [found[arm][name] for name in columns]), arm
+
+
+# -- docs/adapt.md ---------------------------------------------------------------------------------
+
+
+def test_self_distillation_takes_what_was_measured():
+    names = {
+        "ViT-MAE-base": "vit-mae-base",
+        "ViT-MAE, 32×32 pixels, 12 × 192": "tiny-image",
+        "RoBERTa-base": "roberta-base",
+        "RoBERTa, 6 × 256": "tiny-text",
+    }
+    found = json.loads((ROOT / "results" / "adapt_gpu.json").read_text())["models"]
+    (written,) = tables("adapt.md", "| model |")
+    assert set(written) == set(names) and set(found) == set(names.values())
+    for name, row in written.items():
+        one = found[names[name]]
+        ms, ratios = one["ms a step"], one["ratios"]
+        told = [one["FLOPs ratio"], ms["cached"] / ms["further"]]
+        told += [ratios["cached ÷ constant"], ratios["build ÷ pass"]]
+        assert near([cell.removesuffix(" ×") for cell in row], told), name

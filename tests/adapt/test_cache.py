@@ -71,7 +71,7 @@ def test_values_that_lie_on_a_device_are_those_of_the_disk(tmp_path, monkeypatch
     torch.manual_seed(0)
     _, data, again = opened("image", tmp_path)
     asked, real = [], again.represent
-    again.represent = lambda data, rows: asked.append(len(rows)) or real(data, rows)
+    again.represent = lambda out, data, rows: asked.append(len(rows)) or real(out, data, rows)
     again.build(data)
     assert len(asked) == len(lines) - 2 > 0
     for cached in (first, again):
@@ -133,10 +133,10 @@ def test_what_interrupts_a_build_is_what_is_raised_and_nobody_writes_on(tmp_path
         writes.append(1)
         raise RuntimeError("a writer's own trouble")
 
-    def interrupted(self, data, chosen):
+    def interrupted(self, records, data, chosen):
         if chosen[0] == 8:
             raise KeyboardInterrupt
-        return torch.zeros(len(chosen), *self.cache.key.shape[1:])
+        records.zero_()
 
     monkeypatch.setattr(os, "pwrite", fails)
     monkeypatch.setattr(Cached, "represent", interrupted)
@@ -152,11 +152,11 @@ def test_it_goes_on_where_it_was_broken_off(tmp_path):
     _, data, broken = opened("text", tmp_path / "broken")
     real, calls = broken.represent, []
 
-    def fails(data, chosen):
+    def fails(records, data, chosen):
         calls.append(chosen.tolist())
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(data, chosen)
+        real(records, data, chosen)
 
     broken.represent = fails
     with pytest.raises(KeyboardInterrupt):
@@ -178,9 +178,9 @@ def test_what_is_damaged_is_computed_again(tmp_path):
         file.write(b'{"chunk": 3, "sha')
     computed = []
     real = cached.represent
-    cached.represent = lambda data, chosen: (computed.append(chosen[0].item()), real(data, chosen))[
-        1
-    ]
+    cached.represent = lambda out, data, rows: (
+        computed.append(rows[0].item()) or real(out, data, rows)
+    )
     cached.build(data)
     assert computed == [8]
     mended = files(tmp_path)

@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .. import io
 from ..train.graph import ALONE
@@ -39,7 +38,7 @@ from ..train.graph import ALONE
 if TYPE_CHECKING:
     from .encoders import Batch, Encoder
 
-CHUNK = 32 * 2**20  # bytes that are written at once
+CHUNK = 64 * 2**20  # bytes that are written at once
 DTYPES = ("float32", "bfloat16", "float16")
 BATCH = 64  # examples that a teacher sees at once
 WAITING = 3  # chunks that are computed and not written yet
@@ -306,10 +305,11 @@ def _fetching(made: Tensor) -> Callable[[], Tensor]:
     return fetch
 
 
-def padded(features_BLD: Tensor, real_BL: Tensor, length: int) -> Tensor:
-    """Tokens `[B, L, D]` as records of one length, zero where there is none."""
-    kept = torch.where(real_BL[..., None], features_BLD, 0.0)
-    return F.pad(kept, (0, 0, 0, length - kept.shape[1]))
+def put(records_BMD: Tensor, features_BLD: Tensor, real_BL: Tensor) -> None:
+    """Make tokens records of one length, zero where there is none."""
+    length = real_BL.shape[1]
+    records_BMD[:, :length] = torch.where(real_BL[..., None], features_BLD, 0.0)
+    records_BMD[:, length:] = 0.0
 
 
 def told_bytes(size: float) -> str:

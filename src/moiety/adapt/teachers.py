@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..train.graph import ALONE
-from .cache import Cache, Inputs, Key, padded, told_bytes
+from .cache import Cache, Inputs, Key, put, told_bytes
 from .mixtures import coupling
 from .objective import Objective, Target
 
@@ -72,7 +72,7 @@ class Cached(Teacher):
             else:
                 made = self.values[rows[0] : rows[-1] + 1]
             for part, some in zip(made.split(self.cache.batch), rows.split(self.cache.batch)):
-                part.copy_(self.represent(data, some))
+                self.represent(part, data, some)
             return made
 
         # What is on the GPU need not be on the disk before the training begins.
@@ -94,12 +94,13 @@ class Cached(Teacher):
         return torch.empty(key.shape, dtype=key.torch_dtype, device=self.device)
 
     @torch.no_grad()
-    def represent(self, data: Any, rows: Tensor) -> Tensor:
-        """The records of some rows."""
+    def represent(self, records: Tensor, data: Any, rows: Tensor) -> None:
+        """Fill the records of some rows."""
         made = self.encoder.represent(self.encoder.batch(data.take(rows)))
         if self.objective.match == "cls":
-            return made.cls
-        return padded(made.features, made.real, self.cache.key.shape[1])
+            records.copy_(made.cls)
+        else:
+            put(records, made.features, made.real)
 
     def ask(self, rows: Tensor, batch: Batch, masks: Tensor) -> Target:
         values = self._values(rows)

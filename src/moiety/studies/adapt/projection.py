@@ -12,23 +12,18 @@ some 3 µs, whoever launches them. So eight seeds, or the eight points of a sear
 together (`adapt.together`), and these are captured as a CUDA graph, RecAdam's excepted. SupCon is
 alone. Several processes share the GPU all the same, since a step has its host's part.
 
-By hand, before any measurement, in TF32: a step of fine-tuning is 66 GFLOP of products and about as
-much time of memory, 1.2 ms of the GPU for one of eight; further pre-training 1.2; self-distillation
-3.5; of text (60 tokens on the mean, 8 192 words in the head) 1, 1.5 and 2.5; RecAdam 2.5, MARS 2.5,
-R3F 2.5; of a mixture, every expert on every token, 3, 4 and 6. What a fine-tune has besides its
-steps (to load, to capture, to score) is 2.5 s of a process, an encoder 3.
+By hand, from what a first run took in TF32 (docs/log.md: for one of eight, by ten processes, 2.3 ms
+a fine-tune and 4.2 a self-distillation of images), with products in bfloat16 at two thirds of that:
 
-    images   40k further × 1.2 + 73k distil × 3.5 + 24k others × 5 ms           = 430 s
-             154k tune × 1.2 + 19k × (2.5 + 2.5 + 2.5) ms                       = 330 s
-             700 fine-tunes × 2.5 + 250 encoders × 3 s, by 12                   = 210 s
-             sources, eight × 25 s                                              = 200 s
-    text     29k further × 1.5 + 29k distil × 2.5 + 14k others × 4 ms           = 170 s
-             108k tune × 1 + 24k × (2.5 + 2.5 + 2.5) ms                         = 290 s
-             mixtures: 14k further × 4 + 29k distil × 7 + 54k tune × 3.5 ms     = 450 s
-             640 fine-tunes × 2.5 + 190 encoders × 3 s, by 12                   = 180 s
-             sources, eight × 25 s, and byte pairs                              = 240 s
+    images   73k distil × 2.8 + 40k further × 1.3 + 24k others × 3 ms           = 330 s
+             197k tune × 1.5 + 101k of RecAdam, MARS and R3F × 2.5 ms           = 550 s
+             sources, eight × 19 s                                              = 150 s
+    text     29k further × 1.5 + 29k distil × 2.5 + 14k others × 3 ms           = 160 s
+             108k tune × 1 + 72k of RecAdam, MARS and R3F × 2 ms                = 250 s
+             mixtures: 14k further × 3 + 29k distil × 5 + 54k tune × 2.5 ms     = 320 s
+             sources, eight × 19 s, and byte pairs                              = 180 s
 
-That is 20 and 22 minutes. To fit them were cut, of what the digest has: rounds 4 and 5, 300 labels
+That is 17 and 15 minutes. To fit them were cut, of what the digest has: rounds 4 and 5, 300 labels
 of the low-resource study, a second fine-tune of a seed, further steps than 1 200, and adaptation
 and fine-tuning as long as the paper's. If the measured time is larger, `adapt/supcon` goes first,
 then `adapt/low-resource`.
