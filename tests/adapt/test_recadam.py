@@ -60,6 +60,19 @@ def adamw(p):
     return torch.optim.AdamW(p, lr=LR, weight_decay=DECAY)
 
 
+@pytest.mark.parametrize("t0", [10, -math.inf])
+def test_a_rate_in_a_tensor_makes_the_same_steps(t0):
+    options = {"weight_decay": DECAY, "k": 0.3, "t0": t0, "strength": 50.0}
+
+    def made(lr):
+        return lambda p: RecAdam([{"params": p, "recall": True}], lr=lr, **options)
+
+    rate = torch.tensor(LR, dtype=torch.float64)
+    one, other = (train(made(lr), dtype=torch.float64) for lr in (LR, rate))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert rate == LR  # it is set by others, and only read here
+
+
 def test_its_limit_is_adamw_bit_for_bit():
     assert torch.equal(train(recalling(t0=-math.inf, strength=50)), train(adamw))
     assert torch.equal(train(recalling(t0=-1e6, strength=50)), train(adamw))

@@ -144,7 +144,7 @@ def test_a_cache_is_written_while_a_step_is_captured(monkeypatch):
 @gpu
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("error:.*trains without a CUDA graph")
-@pytest.mark.parametrize("method", ["plain", "mars", "r3f"])
+@pytest.mark.parametrize("method", ["plain", "recadam", "mars", "r3f"])
 @pytest.mark.parametrize("kind", ["image", "text"])
 def test_a_captured_fine_tuning_is_near_the_plain_one(kind, method):
     model, data = without_dropout(encoder(kind)).to("cuda"), labelled(kind)

@@ -106,7 +106,7 @@ def finetune(
     steps        None: `epochs` times as many batches as the examples make
     batch, lr    None: 32 and 1e-4 for images, 16 and 2e-5 for text
     out          a folder for the state in flight, `result.json` and `classifier/`
-    capture      on a GPU, repeat a step as one CUDA graph (not recadam); it rounds a little
+    capture      on a GPU, repeat a step as one CUDA graph; it rounds a little
                  differently
     crew         its place among trainings that take their steps together (see `together`)
     """

@@ -11,7 +11,8 @@ are updated as by AdamW.
     optimizer = RecAdam(groups, lr=2e-5, k=0.1, t0=250)       # groups as for AdamW
     groups = [{"params": encoder, "recall": True}, {"params": head}]
 
-t0 = -inf makes l(t) = 1: AdamW to the last bit.
+t0 = -inf makes l(t) = 1: AdamW to the last bit. With a learning rate that is a tensor the count of
+steps is one too, so that a step asks nothing of the host, and can be repeated as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class RecAdam(torch.optim.AdamW):
         if not (k > 0 and strength >= 0):
             raise ValueError(f"k must be positive and strength at least 0, got {k} and {strength}")
         super().__init__(params, **adamw)
-        self.k, self.t0, self.strength, self.taken = k, t0, strength, 0
+        self.k, self.t0, self.strength = k, t0, strength
+        rate = self.param_groups[0]["lr"]
+        self.taken: int | Tensor = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0
         for group in self.param_groups:
             group.setdefault("recall", False)
             if group["recall"] and group["lr"] * strength > 1:
@@ -55,8 +58,10 @@ class RecAdam(torch.optim.AdamW):
         recalled = (p for group in self.param_groups if group["recall"] for p in group["params"])
         self.initial: dict[Tensor, Tensor] = {p: p.detach().clone() for p in recalled}
 
-    def learning(self, t: int) -> float:
+    def learning(self, t: int | Tensor) -> float | Tensor:
         """l(t), the weight of the task at a step."""
+        if isinstance(t, Tensor):
+            return torch.sigmoid(self.k * (t - self.t0))
         # exp overflows where l(t) is 0 to the last bit.
         return 1 / (1 + math.exp(min(-self.k * (t - self.t0), 700.0)))
 
@@ -81,10 +86,11 @@ class RecAdam(torch.optim.AdamW):
                 group["lr"], group["weight_decay"] = lr, decay
         for group in self._recalling():
             pull = group["lr"] * (1 - learned) * self.strength
-            if pull:
+            if isinstance(pull, Tensor) or pull:
                 moved = _moved(group)
                 away = torch._foreach_sub(moved, [self.initial[p] for p in moved])
-                torch._foreach_sub_(moved, away, alpha=pull)
+                torch._foreach_mul_(away, pull)
+                torch._foreach_sub_(moved, away)
         return loss
 
     def _recalling(self) -> list[dict[str, Any]]:
@@ -94,12 +100,15 @@ class RecAdam(torch.optim.AdamW):
 
     def state_dict(self) -> dict[str, Any]:
         """As AdamW's, with the count of steps; the initial weights are those of the start."""
-        return {**super().state_dict(), "taken": self.taken}
+        return {**super().state_dict(), "taken": int(self.taken)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state; this optimizer was made on the initial weights."""
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "taken"})
-        self.taken = state_dict["taken"]
+        if isinstance(self.taken, Tensor):
+            self.taken.fill_(state_dict["taken"])
+        else:
+            self.taken = state_dict["taken"]
 
 
 def _moved(group: dict[str, Any]) -> list[Tensor]:

@@ -45,7 +45,6 @@ TOLD = 0.2  # seconds between two words of how far it is
 
 
 LABELS = "labels"  # among the tensors of a step
-REPEATED = ("plain", "mars", "r3f")  # methods whose step can be captured as a CUDA graph
 Method = Literal["plain", "recadam", "mars", "r3f"]
 OPTIONS: dict[str, dict[str, float | None]] = {  # None: it follows from the recipe
     "plain": {},
@@ -139,8 +138,7 @@ class Tuning:
         self.recipe, self.seed, self.validation = recipe, seed, validation
         self.device = next(classifier.model.parameters()).device
         self.trained = [p for p in classifier.model.parameters() if p.requires_grad]
-        # RecAdam's weight comes from the host, and changes with the step.
-        self.captures = capture and self.device.type == "cuda" and recipe.method in REPEATED
+        self.captures = capture and self.device.type == "cuda"
         self.repeated: Callable[[Tensors], dict[str, Tensor]] = self._change
         self.crew = crew
         if crew is not None:
@@ -163,10 +161,11 @@ class Tuning:
             self.recipe,
             list(parameter_groups(self.classifier, self.recipe.weight_decay)),
         )
+        words = repeatable(recipe.lr, self.device, self.captures)
         if recipe.method != "recadam":
-            return torch.optim.AdamW(groups, **repeatable(recipe.lr, self.device, self.captures))
+            return torch.optim.AdamW(groups, **words)
         options = {name: recipe.option(name) for name in ("k", "t0", "strength")}
-        return RecAdam(groups, lr=recipe.lr, **options)
+        return RecAdam(groups, **words, **options)
 
     # -- the course ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ and another with others may be fine-tuned with two settings: some 10k steps more
 
 Models as small as these are bound by launches, not by the GPU: a step is 600 to 1 500 kernels of
 some 3 µs, whoever launches them. So eight seeds, or the eight points of a search, take their steps
-together (`adapt.together`), and these are captured as a CUDA graph, RecAdam's excepted. SupCon is
+together (`adapt.together`), and these are captured as a CUDA graph. SupCon is
 alone. Several processes share the GPU all the same, since a step has its host's part.
 
 By hand, from what a first run took in TF32 (docs/log.md: for one of eight, by ten processes, 2.3 ms
