@@ -39,9 +39,9 @@ class Mars:
         if math.isinf(self.radius):
             return
         for p, initial in self.initial.items():
-            moved = rows(p - initial)
-            sums = moved.abs().sum(1, keepdim=True)
-            scaled = rows(initial) + moved * (self.radius / sums)
+            start, moved = rows(initial), rows(p - initial)
+            sums = torch.linalg.vector_norm(moved, 1, dim=1, keepdim=True)
+            scaled = torch.addcmul(start, moved, self.radius / sums)
             # Selected, so that a row inside keeps its bits, and one that never moved is not 0 / 0.
             p.copy_(torch.where(sums > self.radius, scaled, rows(p)).view_as(p))
 
