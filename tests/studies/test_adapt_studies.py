@@ -231,8 +231,8 @@ def test_what_studies_share_is_counted_once(monkeypatch):
     alone = projection.count("full", "image")
     monkeypatch.setitem(projection.BATCHES, "image", ["gap", "images", "gap"])
     assert projection.count("full", "image") == alone
-    assert alone["further"] == alone["distil"] == 4 * 8 * 600  # sets, seeds, steps
-    assert alone["tune mars"] == (3 + 4) * (8 + 8) * 300  # Omniglot is tuned four times as long
+    assert alone["further"] == alone["distil"] == 4 * 6 * 600  # sets, seeds, steps
+    assert alone["tune mars"] == (3 + 4) * (8 + 6) * 300  # Omniglot is tuned four times as long
     assert alone["tune plain"] == 3 * alone["tune mars"] < whole["tune plain"]
 
 
@@ -256,11 +256,11 @@ def test_encoders_are_prepared_teachers_first_and_each_once():
     assert depths == sorted(depths) and depths[0] == 1 and depths[-1] == 4
     stages = Counter(plan["stage"] for plan in plans)
     counted = projection.count("full", "image")
-    assert 8 * stages["supcon"] * 600 == counted["supcon"]
-    assert 8 * sum(plan["steps"] for plan in plans if plan["stage"] == "distil") == sum(
+    assert 6 * stages["supcon"] * 600 == counted["supcon"]
+    assert 6 * sum(plan["steps"] for plan in plans if plan["stage"] == "distil") == sum(
         counted[step] for step in ("distil", "prediction", "weights")
     )
-    assert all(seeds == list(range(8)) for _, seeds in asked)
+    assert all(seeds == list(range(6)) for _, seeds in asked)
 
 
 def test_what_was_prepared_is_what_a_study_reads(tmp_path, monkeypatch):

@@ -97,21 +97,21 @@ NOTES: Sequence[str] = (
     "test: 624 images of pneumoniamnist, 10 000 of fashion-mnist, 2 007 of usps, 1 210 of "
     "omniglot; 139 texts of acl-arc, 974 of scierc, 3 469 of chemprot, 1 421 of tweeteval-emotion",
     "judged: the lab's intervals are over seeds, whose test is the same; so that the error of the "
-    "test itself is in them, seed s counts on part s of eight alone, by a jackknife (for accuracy "
-    "the plain value on that part); with more than eight seeds parts would repeat, and a share of "
+    "test itself is in them, seed s counts on part s of six alone, by a jackknife (for accuracy "
+    "the plain value on that part); with more than six seeds parts would repeat, and a share of "
     "that error be missed",
     "sets: where an arm has several, they have the same settings, its numbers are means over them "
     "and its claims are on the mean; the score of each set is told without a claim",
     "claims: each statement of the digest is asked once, on the main number, before any result; "
-    "35 beside those of the theory, so that eight seeds can decide them",
+    "35 beside those of the theory, so that few seeds can decide them",
     "precision: on a GPU, products in bfloat16 and all else in float32, R3F in float32 with "
     "products in TF32; most steps are CUDA graphs",
     "seeds: a seed is a new source model, labelled subset, validation split and fine-tune",
     "search: on seed 0 and its validation split, 8 points for every arm, the same learning rates "
     "and lengths; main trials of that seed are other fine-tunes; the test is read by main trials, "
     "once each, after training",
-    "cut: to fit the time, the lengths above, rounds 4 and 5, all but three sizes of the "
-    "low-resource study, and a second fine-tune of a seed",
+    "cut: to fit the time, more than six seeds, the lengths above, rounds 4 and 5, all but three "
+    "sizes of the low-resource study, and a second fine-tune of a seed",
     "runs: all studies of the paper read the same encoders and fine-tunes, so that their verdicts "
     "are not independent",
 )

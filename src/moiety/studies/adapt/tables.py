@@ -31,10 +31,11 @@ from ...lab.study import Metric, Metrics, Running, Scale, Settings, Study
 from ...lab.tuning import FIRST_SEED, Choice, LogUniform, Search
 from . import PAPER, pool
 from .pool import kind_of
+from .sources import SEEDS
 from .statements import DEVIATIONS, NOTES
 from .targets import TARGETS
 
-BLOCK = 8  # seeds, or points of the search, that are one program
+BLOCK = 8  # seeds, or points of the search, that are one program at most
 SEARCH = 1000  # the first number of the fine-tunes of a search
 SEARCHED = 0  # the seed whose validation split settings are chosen on
 IMAGES = ("pneumoniamnist", "fashion-mnist", "usps", "omniglot")
@@ -233,11 +234,12 @@ SCALES = {
         },
     ),
     "full": Scale(
-        seeds=BLOCK,
+        seeds=SEEDS,
         settings={
             "source": "full",
             "sets": {},
-            "parts": 8,
+            "parts": SEEDS,
+            "copies": SEEDS,
             "tunes": 1,
             "label_share": 1.0,
             "image": _kind(600, 200, 32, 5e-4, "bfloat16"),
