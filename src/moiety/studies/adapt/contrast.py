@@ -50,7 +50,7 @@ def contrast(encoder: Encoder, rows: Rows, *, seed: int, **words: Any) -> Encode
             lots = torch.Generator().manual_seed(step_seed(step_seed(seed, ORDER), step))
             some = torch.randperm(len(rows), generator=lots)[:size]
             torch.manual_seed(step_seed(step_seed(seed, VIEWS), step))
-            loss = _loss(encoder, rows, some)
+            loss = _loss(encoder, rows, some, recipe.precision == "bfloat16")
             optimizer.zero_grad()
             loss.backward()
             for group in optimizer.param_groups:
@@ -61,10 +61,12 @@ def contrast(encoder: Encoder, rows: Rows, *, seed: int, **words: Any) -> Encode
     return encoder
 
 
-def _loss(encoder: Encoder, rows: Rows, some: Tensor) -> Tensor:
-    """Of two noisy views of each example."""
+def _loss(encoder: Encoder, rows: Rows, some: Tensor, half: bool) -> Tensor:
+    """Of two noisy views of each example; the loss itself is in float32."""
     assert rows.labels is not None
     pixels = encoder.batch(rows.take(some))["pixel_values"].repeat(2, 1, 1, 1)
     views = pixels + NOISE * torch.randn_like(pixels)
     labels = rows.labels[some].repeat(2).to(pixels.device)
-    return contrastive_loss(encoder.represent({"pixel_values": views}).cls, labels)
+    with torch.autocast(encoder.device.type, torch.bfloat16, half):
+        seen = encoder.represent({"pixel_values": views})
+    return contrastive_loss(seen.cls.float(), labels)
