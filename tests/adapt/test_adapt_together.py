@@ -7,10 +7,12 @@ import pytest
 import torch
 from rows import encoder, labelled, moved, rows
 from test_repeated import near, without_dropout
+from torch import Tensor
+from torch.nn import functional as F
 
 from moiety.adapt import finetune, text
 from moiety.adapt.pretrain import further_pretrain, self_distill
-from moiety.adapt.together import Stack, together
+from moiety.adapt.together import Stack, Stacked, together
 from moiety.hf import upcycle
 
 SHORT = {"steps": 5, "batch": 6, "lr": 1e-3, "checks": 2}
@@ -280,3 +282,53 @@ def test_a_step_without_any_term_changes_nothing():
 
     made = together([lambda crew, s=s: adapt(s, crew=crew) for s in range(2)])
     alike([adapt(s).stages[-1].state for s in range(2)], [one.stages[-1].state for one in made])
+
+
+def stacked(one, *tensors):
+    """A function of each of several copies, by the layers of a crew."""
+
+    def inside(*tensors):
+        with Stacked():
+            return one(*tensors)
+
+    return torch.func.vmap(inside, randomness="different")(*tensors)
+
+
+def test_dropout_of_a_crew_leaves_out_other_numbers_in_each_copy():
+    x = torch.ones(3, 4, 500, requires_grad=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        y = stacked(lambda x: F.dropout(x, 0.25), x)
+    assert y.detach().unique().tolist() == pytest.approx([0, 4 / 3])
+    assert float(y.mean()) == pytest.approx(1, abs=0.05)
+    assert not torch.equal(y[0], y[1])
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(slope, y)  # of a sum of ones, what was kept and how much it counts
+    for words in ({"p": 0.0}, {"p": 0.5, "training": False}):
+        assert torch.equal(stacked(lambda x, words=words: F.dropout(x, **words), x), x)
+
+
+def test_layers_that_read_the_same_cast_it_once_and_again_when_it_changed(monkeypatch):
+    x, weights = torch.randn(3, 4, 8), torch.randn(3, 3, 8, 8)
+    casts, cast = [], Tensor.to
+
+    def spy(tensor, *words, **more):
+        casts.append(tensor)
+        return cast(tensor, *words, **more)
+
+    def one(x, weights):
+        q, k, v = (F.linear(x, weights[i]) for i in range(3))
+        x = x.clone()
+        before = F.linear(x, weights[0])
+        x.mul_(2)
+        return q, k, v, before, F.linear(x, weights[0])
+
+    with torch.autocast("cpu", torch.bfloat16):
+        monkeypatch.setattr(Tensor, "to", spy)
+        q, k, v, before, after = stacked(one, x, weights)
+        monkeypatch.undo()
+        wanted = [torch.bmm(x, weights[:, i].mT) for i in range(3)]
+    assert len(casts) == 3  # of x, of its copy, and of that when it was changed
+    for found, known in zip((q, k, v, before, after), (*wanted, wanted[0], 2 * wanted[0])):
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, known, atol=0.05, rtol=0.02)

@@ -17,6 +17,7 @@ that it depends on who is there, as it does on when each was killed and went on.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from ..moe import MoE
 from .repeated import Repeated, Tensors
 
 T = TypeVar("T")
+IN_PLACE = re.compile(r"\w*[^_]_|__i\w+__|__setitem__")  # names of operations
 
 
 class Part(Protocol):
@@ -273,11 +275,15 @@ def _no_questions() -> Iterator[None]:
 
 
 class Stacked(TorchFunctionMode):
-    """Inside a vmapped function: linear layers and attention as one product for all copies.
+    """Inside a vmapped function: linear layers, attention and dropout, once for all copies.
 
-    vmap has its own ways for both. The one for linear layers adds the bias in a kernel of its own,
-    and in float32 even where products are in bfloat16.
+    vmap has its own ways for them. The one for linear layers adds the bias in a kernel of its own,
+    and in float32 even where products are in bfloat16; the one for dropout takes three passes.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: tuple[Tensor, Tensor] | None = None  # by the last linear layer, and its cast
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -286,10 +292,29 @@ class Stacked(TorchFunctionMode):
             return self.linear(*args, **(kwargs or {}))
         if func is F.scaled_dot_product_attention:
             return self.attend(*args, **(kwargs or {}))
+        if func is F.dropout:
+            return self.drop(*args, **(kwargs or {}))
+        if IN_PLACE.fullmatch(func.__name__):  # what was read may be something else now
+            self.read = None
         return func(*args, **(kwargs or {}))
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return _Linear.apply(input, weight, bias)
+        return _Linear.apply(self.cast(input), weight, bias)
+
+    def cast(self, input: Tensor) -> Tensor:
+        """As products want it, once where several layers read the same: queries, keys, values."""
+        if not torch.is_autocast_enabled(input.device.type):
+            return input
+        if self.read is None or self.read[0] is not input:
+            self.read = input, input.to(torch.get_autocast_dtype(input.device.type))
+        return self.read[1]
+
+    def drop(
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if inplace or not training or not p:
+            return F.dropout(input, p, training, inplace)
+        return _Drop.apply(input, p)
 
     def attend(
         self,
@@ -354,3 +379,9 @@ class _Attend(_Vmapped):
             mask = _copies(mask, dims[3], size).flatten(0, 1)
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, **more)
         return y.unflatten(0, (size, -1)), 0
+
+
+class _Drop(_Vmapped):
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, p: float) -> tuple[Tensor, int]:
+        return torch.native_dropout(_copies(x, dims[0], info.batch_size), p, True)[0], 0
