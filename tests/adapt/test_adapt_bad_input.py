@@ -76,6 +76,7 @@ def test_a_model_that_is_no_masked_encoder(refused, tmp_path, make, said):
 def test_a_tokenizer_that_does_not_match_or_cannot_mask(refused, given, tmp_path):
     for name, tokenizer in {
         "larger": tiny.tokenizer([f"v{i}" for i in range(90)]),
+        "smaller": tiny.tokenizer([f"v{i}" for i in range(9)]),
         "maskless": tiny.tokenizer(mask=False),
     }.items():
         shutil.copytree(given / "roberta", tmp_path / name)
@@ -85,6 +86,7 @@ def test_a_tokenizer_that_does_not_match_or_cannot_mask(refused, given, tmp_path
         "the tokenizer does not match: its largest token id is 94, and the model embeds 48 tokens; "
         "give the tokenizer that the model was trained with"
     )
+    assert "largest token id is 13, and the model embeds 48" in refused(tmp_path / "smaller")
     assert "no mask token" in refused(tmp_path / "maskless")
 
 

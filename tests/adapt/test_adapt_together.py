@@ -71,7 +71,7 @@ def test_every_fine_tune_ends_as_it_would_alone(kind, method, device):
     def tune(i, **more):  # with rates of their own, and some are longer
         words = {"steps": (4, 8, 8)[i], "lr": (1e-3, 2e-3, 3e-3)[i], "batch": 8, "seed": i}
         words |= {"capture": device == "cuda", "validation": data, "method": method}
-        words |= {"options": {"noise": 0.1}} if method == "r3f" else {}
+        words |= {"options": {"noise": 0.1, "weight": (0.3, 1, 3)[i]}} if method == "r3f" else {}
         return finetune(three[i], data, **words, **more)
 
     alone = [tune(i) for i in range(3)]
@@ -332,3 +332,22 @@ def test_layers_that_read_the_same_cast_it_once_and_again_when_it_changed(monkey
     for found, known in zip((q, k, v, before, after), (*wanted, wanted[0], 2 * wanted[0])):
         assert found.dtype == torch.bfloat16
         torch.testing.assert_close(found, known, atol=0.05, rtol=0.02)
+
+
+def test_several_weights_of_r3f_are_one_program(monkeypatch):
+    (model, *_), data, update, sizes = models("image"), labelled("image"), Stack._update, []
+
+    def spy(stack, places, tensors):
+        sizes.append(len(places))
+        return update(stack, places, tensors)
+
+    monkeypatch.setattr(Stack, "_update", spy)
+    words = {"steps": 3, "lr": 1e-2, "batch": 8, "seed": 0, "method": "r3f"}
+
+    def tune(crew, weight):
+        return finetune(model, data, options={"weight": weight, "noise": 1.0}, crew=crew, **words)
+
+    made = together([lambda crew, w=w: tune(crew, w) for w in (0.1, 1.0, 10.0)])
+    assert sizes == [3, 3, 3]
+    states = [one.classifier.model.state_dict() for one in made]
+    assert near(states[0], states[1]) > 1e-4 < near(states[1], states[2])

@@ -249,6 +249,14 @@ class Noisy(Rows):
         return super().take(rows).float() / 255 + 0.01 * torch.rand(len(rows), 3, 12, 12)
 
 
+class Mirrored(Rows):
+    """Images of which one in ten is mirrored, at every look others."""
+
+    def take(self, rows):
+        images, some = super().take(rows), torch.rand(len(rows), 1, 1, 1) < 0.1
+        return torch.where(some, images.flip(-1), images)
+
+
 def coupled():
     teacher = upcycled("text")
     layer = next(m for m in teacher.model.modules() if isinstance(m, moiety.MoE))
@@ -268,6 +276,7 @@ def unmasked():
         (encoder, rows("image"), {"match": "prediction"}, {}, "depend on the masks"),
         (encoder, rows("image"), {"match": "weights"}, {}, "its weights are all it says"),
         (encoder, Noisy(rows("image").items), {}, {}, "augmented at random"),
+        (encoder, Mirrored(rows("image", 64).items), {}, {}, "augmented at random"),
         (encoder, rows("image"), {}, {"limit": 1000}, "15.4 kB are more than the cache limit of 1"),
         (encoder, rows("image"), {}, {"cache": False}, "no cache is wanted"),
         (coupled, rows("text"), {}, {}, "shares the capacity"),

@@ -10,7 +10,7 @@ with dropout of its own. A weight of 0 leaves the second pass out.
 
     r3f = R3F(weight=1.0, noise=1e-5)
     z = r3f.draw(model, inputs, generator)
-    loss = F.cross_entropy(logits, labels) + r3f(model, inputs, logits, z)
+    loss = F.cross_entropy(logits, labels) + r3f.weight * r3f(model, inputs, logits, z)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class R3F:
-    """The second term of the loss."""
+    """The second term of the loss, and how much it counts."""
 
     weight: float = 1.0
     noise: float = 1e-5  # standard deviation
@@ -52,9 +52,9 @@ class R3F:
     def __call__(
         self, model: Any, inputs: Mapping[str, Tensor], logits: Tensor, noise: Tensor
     ) -> Tensor:
-        """`weight` times the symmetric KL between `logits` and those of noisy inputs."""
+        """The symmetric KL between `logits` and those of noisy inputs, before its weight."""
         with noised(model, inputs, noise) as noisy:
-            return self.weight * symmetric_kl(logits, model(**noisy).logits)
+            return symmetric_kl(logits, model(**noisy).logits)
 
 
 def symmetric_kl(a_BC: Tensor, b_BC: Tensor) -> Tensor:

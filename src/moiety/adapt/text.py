@@ -172,7 +172,7 @@ def _long(row: Any) -> Tensor:
 
 
 def check_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Raise if the tokenizer cannot mask, or knows tokens that the model does not."""
+    """Raise if the tokenizer cannot mask, or is of another vocabulary by its size."""
     if tokenizer is None:
         raise ValueError(
             "the model brings no tokenizer; save one into its folder (in Python, processor=…)"
@@ -181,7 +181,8 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
         raise ValueError("the tokenizer has no mask token; take that of a masked language model")
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values())
-    if largest >= rows:
+    # Embeddings may be a little larger than a vocabulary, for the sake of round numbers.
+    if not rows <= 2 * (largest + 1) <= 2 * rows:
         raise ValueError(
             f"the tokenizer does not match: its largest token id is {largest}, and the model "
             f"embeds {rows} tokens; give the tokenizer that the model was trained with"

@@ -204,6 +204,8 @@ class Tuning:
         if self.r3f and self.r3f.weight:
             lots = torch.Generator(self.device).manual_seed(self.lot(NOISE, self.step))
             tensors["noise"] = self.r3f.draw(model, tensors, lots)
+            # A tensor, so that trainings of several weights are one program.
+            tensors["weight"] = torch.full((), self.r3f.weight, dtype=torch.float64).to(self.device)
         if self.captures or self.crew:  # few shapes, each captured once
             tensors = self.classifier.encoder.rounded(tensors)
         tensors[LABELS] = self.labels[rows].to(self.device)
@@ -233,8 +235,8 @@ class Tuning:
 
     @property
     def alike(self) -> Hashable:
-        weight = self.r3f.weight if self.r3f else None
-        return weight, self.recipe.dropout, self.recipe.precision, self.captures
+        noisy = self.r3f is not None and self.r3f.weight > 0
+        return noisy, self.recipe.dropout, self.recipe.precision, self.captures
 
     def fit(self, tensors: Tensors, length: int) -> Tensors:
         return self.classifier.encoder.rounded(dict(tensors), length)
@@ -242,12 +244,20 @@ class Tuning:
     def loss(self, tensors: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch, and the same as a number."""
         inputs = dict(tensors)
+        labels, *noisy = (inputs.pop(name, None) for name in (LABELS, "noise", "weight"))
+        assert labels is not None
         half = self.recipe.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            loss = self._loss(inputs, inputs.pop(LABELS), inputs.pop("noise", None))
+            loss = self._loss(inputs, labels, *noisy)
         return loss, {"loss": loss.detach()}
 
-    def _loss(self, inputs: dict[str, Tensor], labels: Tensor, noise: Tensor | None) -> Tensor:
+    def _loss(
+        self,
+        inputs: dict[str, Tensor],
+        labels: Tensor,
+        noise: Tensor | None,
+        weight: Tensor | None,
+    ) -> Tensor:
         """Cross-entropy, the balance of experts if there are any, and what noise changes in R3F."""
         with balance_losses(self.classifier.model) as terms:
             logits = self.classifier.model(**inputs).logits
@@ -255,8 +265,10 @@ class Tuning:
         loss = F.cross_entropy(logits.to(exact), labels)
         if terms:
             loss = loss + torch.stack(terms).sum()
-        if self.r3f and noise is not None:
-            loss = loss + self.r3f(self.classifier.model, inputs, logits, noise)
+        if noise is not None:
+            assert self.r3f is not None and weight is not None
+            apart = self.r3f(self.classifier.model, inputs, logits, noise)
+            loss = loss + weight.to(apart.dtype) * apart
         return loss
 
     def rows_of(self, step: int) -> Tensor:
