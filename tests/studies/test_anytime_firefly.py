@@ -21,6 +21,7 @@ from moiety.studies.anytime.firefly import (
     unit_of,
     widened,
 )
+from moiety.testing import check_learner
 
 MODELS = {
     "mlp": (lambda seed: MLP(5, inputs=12, classes=3), (12,)),
@@ -106,6 +107,28 @@ def test_the_width_grows_in_a_straight_line():
         assert (report.growth is None) == (number == 1)
     assert totals == pytest.approx([20, 32, 44, 56], abs=3)  # whole units, rounded down
     assert report.growth["gap"] > 0 and report.flops["growth"] > 0 and not learner.exact
+
+
+@pytest.mark.parametrize("optimizer", ["fresh", "carry"])
+def test_it_keeps_the_contract_of_learners(optimizer):
+    """Its widths are in its state, so that one that was killed or loaded goes on to the same."""
+    training = Training(epochs=2, batch=32, save_every=0)
+    words = {"candidates": 4, "optimizer": optimizer, "training": training}
+    check_learner(lambda seed: Firefly(lambda s: MLP(8, inputs=16, classes=3), seed=seed, **words))
+
+
+def test_a_loaded_one_with_images_has_the_widths_and_the_answers_of_its_owner():
+    make, shape = MODELS["vgg"]
+    g = torch.Generator().manual_seed(0)
+    data = Examples(torch.randn(24, *shape, generator=g), torch.arange(24) % 3)
+    training = Training(method="sgd", epochs=1, batch=12)
+    owner, other = (Firefly(make, candidates=2, training=training, widest=4) for _ in range(2))
+    for number in (1, 2, 3):
+        owner.train(Phase(train=data, validation=data, number=number))
+    assert owner.widths() != other.widths()
+    other.load(copy.deepcopy(owner.state()))
+    assert owner.widths() == other.widths() and other.growths == 2
+    assert torch.equal(owner.predict(data.x), other.predict(data.x))
 
 
 @pytest.mark.parametrize("name", MODELS)

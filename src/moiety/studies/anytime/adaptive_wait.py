@@ -1,9 +1,9 @@
 """Waiting by a policy that sees results, against the best fixed waiting time in hindsight.
 
 `plateau` waits twice as long after each phase that brought little on validation, and once again
-one mega-batch where one brings much; `budget` trains whenever the next phase is paid for by what
-every arrival earns. "best fixed" is the one fixed waiting time with the lowest mean error over all
-seeds of a block: nobody knows it beforehand. (Ours; MNIST, single models.)
+one mega-batch where one brings much; `budget` trains whenever a phase as dear as the last one is
+paid for by what every arrival earns. "best fixed" is the one fixed waiting time with the lowest
+mean error over all seeds of a block: nobody knows it beforehand. (Ours; MNIST, single models.)
 """
 
 from __future__ import annotations
@@ -150,8 +150,9 @@ study = Study(
     notes=(
         "plateau: two points of validation accuracy are a gain; it waits at most for an eighth of "
         "the stream",
-        "budget: every arrival earns the same, in all as many FLOPs as w = 10 spends; this is the "
-        "only thing that it is told of the fixed ones",
+        "budget: every arrival earns the same, in all as many FLOPs as w = 10 spends, validation "
+        "included; this is the only thing that it is told of the fixed ones. What it spends is not "
+        "that: the next phase is priced like the last one, and may be dearer (column Comp)",
         "best fixed: one waiting time for the ten seeds of a block, and so for all of them at full "
         "scale, chosen by their mean error on the test; not the best one of each seed. It is "
         "favoured all the same",

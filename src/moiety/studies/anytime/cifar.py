@@ -2,6 +2,11 @@
 
 (Caccia et al. 2022, Figures 1 to 3 for a narrow VGG19.) A block of seeds is one program for each
 waiting time and width.
+
+What is said of the data is that of the 30 000 training images which the runs had, wherever this is
+read: claims must stay those that were measured. To run it with all 50 000, take out the first
+deviation (`replay` has it, too) and, once a phase has 100 epochs again, set `DOWN` and the tier of
+replay's claims on CIFAR to "exact".
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 Studies run what they lack themselves, one program after the other. But a program of small models
 leaves most of a GPU idle, and the arms of a cell all want the same one; so programs come first,
 different ones side by side, the long ones before the short ones. It may be killed; the same
-command goes on after the last phases of what was under way (Firefly: from its start).
+command goes on after the last phases of what was under way.
 """
 
 from __future__ import annotations

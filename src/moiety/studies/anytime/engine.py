@@ -49,7 +49,7 @@ class Team(Protocol):
 
     def costs(self) -> list[dict[str, Any]]: ...
 
-    def state(self) -> dict[str, Any] | None: ...  # None: it has none to go on from
+    def state(self) -> dict[str, Any]: ...
 
     def load(self, state: Mapping[str, Any]) -> None: ...
 
@@ -138,8 +138,8 @@ def _walk(
             line["seconds"] = {word: part * spent for word, spent in seconds.items()}
             lines[key].append(line)
         waiting = []
-        if checkpoint and time.monotonic() - saved_at > SAVE and (state := team.state()):
-            checkpoint.save({"lines": list(lines.values()), "team": state})
+        if checkpoint and time.monotonic() - saved_at > SAVE:
+            checkpoint.save({"lines": list(lines.values()), "team": team.state()})
             saved_at = time.monotonic()
     return lines
 

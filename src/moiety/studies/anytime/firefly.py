@@ -15,7 +15,7 @@ meanwhile, and does nothing to new units.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -64,8 +64,7 @@ class Firefly(Learner):
 
     def _grow(self, phase: Phase) -> dict[str, Any]:
         self.growths += 1
-        layers = layers_of(self.models[0])
-        widths = [layer.weight.shape[0] for layer, _ in layers[:-1]]
+        widths = self.widths()
         ratio = (GROWTH * self.growths + 1) / (GROWTH * (self.growths - 1) + 1) - 1
         tried = Candidates(self.models[0], self.candidates)
         scores = tried.scores(self._batches(phase))
@@ -74,7 +73,22 @@ class Firefly(Learner):
         ]
         chosen = elites(scores, max(1, int(sum(widths) * ratio)), rooms)
         self.models[0] = tried.grown(chosen)
+        self.carried[0] = None  # of an optimizer: it has the old shapes
         return {"units": [len(own) for own in chosen]}
+
+    def widths(self) -> list[int]:
+        """Units of each hidden layer."""
+        return [len(layer.weight) for layer, _ in layers_of(self.models[0])[:-1]]
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "growths": self.growths, "widths": self.widths()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        self.growths = state["growths"]
+
+    def _rebuild(self, i: int, state: Mapping[str, Any]) -> nn.Module:
+        return widened(self.build(i), state["widths"])
 
     def _batches(self, phase: Phase) -> list[tuple[Tensor, Tensor]]:
         """The examples of a phase, in batches of a random order."""

@@ -326,9 +326,7 @@ class Grown:
             found |= zip(own, _measured(answers, self.cell.test.y))
         return [found[i] for i in range(len(self.keys))]
 
-    def state(self) -> dict[str, Any] | None:
-        if self.pads:
-            return None  # Firefly has no state from which its widths could be made again
+    def state(self) -> dict[str, Any]:
         return {"learners": [one.state() for one in self.learners]}
 
     def load(self, state: Mapping[str, Any]) -> None:
