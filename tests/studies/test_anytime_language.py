@@ -1,19 +1,23 @@
 """anytime/language: its text, its ledger, what its arms cost, and kills."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from moiety.anytime.base import Learner
 from moiety.data.named import MissingData
+from moiety.io import read_json
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Running
+from moiety.report import figures
 from moiety.studies.anytime import language, language_models, pilot, text
 from moiety.studies.anytime.language import BASE, HALF, LARGE, study
 from moiety.studies.cosine.language import made_up
 
 CPU = torch.device("cpu")
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def running(arm, folder, seed=0, **settings):
@@ -193,3 +197,15 @@ def test_a_killed_trial_goes_on_to_the_same_bits(kind, found, tmp_path):
     assert language.run(again) == found(f"{BASE} {kind}")
     assert min(ticks) > 0.5  # the first mega-batch was not trained on again
     assert len(again.curve.rows()) == 2
+
+
+@pytest.mark.parametrize("name", ["language", "routers"])
+def test_its_page_draws_what_came_of_it_against_training_and_memory(name):
+    result = read_json(RESULTS / f"anytime-{name}.json")
+    compute, memory = figures.costs(result)
+    assert compute.layout["xaxis"]["title"]["text"] == result["metrics"]["training"]["label"]
+    for cost, drawn in (("training", compute), ("memory", memory)):
+        means = [
+            [arm["metrics"][n]["mean"] for n in (cost, result["main"])] for arm in result["arms"]
+        ]
+        assert [[one["x"][0], one["y"][0]] for one in drawn.data] == means

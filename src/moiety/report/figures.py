@@ -18,7 +18,9 @@ COLOURS = 8
 SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "x", "star"]
 WORDS = {"holds": "circle", "reversed": "x", "negligible": "diamond", "undecided": "circle-open"}
 LABELLED = 16  # experts up to which cells and lines carry numbers and names
+LONGEST = 34  # letters of the title of an axis
 GAP = 0.03  # of the width, between points that would hide each other
+SUMMED = ("compute", "training", "memory")  # metrics that count a cost, as studies call them
 PERCENT = re.compile(r",?\.\d+%")
 
 
@@ -57,7 +59,7 @@ def safe(name: str, longest: int = 26) -> str:
 def axis(title: str, form: str = "", **more: Any) -> dict[str, Any]:
     # Of percentages only: other numbers plotly writes with the digits that its ticks need.
     percent = {"tickformat": form.replace("%", "~%")} if PERCENT.fullmatch(form) else {}
-    return {"title": {"text": safe(title, 34)}, **percent, **more}
+    return {"title": {"text": safe(title, LONGEST)}, **percent, **more}
 
 
 def form_of(result: Mapping[str, Any], metric: str) -> str:
@@ -179,7 +181,7 @@ def costs(result: Mapping[str, Any]) -> list[Figure]:
     """The main metric against active FLOPs, and against memory, where they were measured."""
     flops = _against(result, "flops", "Active FLOPs", "per example", THOUSANDS)
     memory = _against(result, "memory", "Memory", "", BYTES)
-    summed = [_against_metric(result, name) for name in ("compute", "memory")]
+    summed = [_against_metric(result, name) for name in SUMMED]
     return [each for each in (flops, memory, *summed) if each]
 
 
@@ -202,7 +204,8 @@ def _against_metric(result: Mapping[str, Any], cost: str) -> Figure | None:
         for _, arm, value, x in points
     ]
     traces = [_point(*point) for point in points]
-    axes = {"xaxis": axis(brief(what), type="log"), "yaxis": axis(brief(label), form)}
+    below = what if len(what) <= LONGEST else brief(what)
+    axes = {"xaxis": axis(below, type="log"), "yaxis": axis(brief(label), form)}
     spoken = f"{label} with 95 % interval against {what}, one point for each of {len(points)} arms"
     head = ["Arm", what, label, "Low", "High"]
     layout = {**axes, "hovermode": "closest"}
