@@ -75,6 +75,13 @@ def means(study):
     }
 
 
+def by_seed(study, name):
+    """metric: the values of an arm, seed by seed."""
+    found = json.loads((ROOT / "results" / f"{study}.json").read_text())
+    (arm,) = (arm for arm in found["arms"] if arm["name"] == name)
+    return {metric: list(m["values"].values()) for metric, m in arm["metrics"].items()}
+
+
 def tables(page, head):
     """The rows of each table of a page that begins so, without the first cell, as written."""
     text = (ROOT / "docs" / page).read_text()
@@ -86,6 +93,11 @@ def tables(page, head):
         cells = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
         found.append({first: rest for first, *rest in cells})
     return found
+
+
+def says(page, words):
+    """A page has these words, however its lines break."""
+    assert words in " ".join((ROOT / "docs" / page).read_text().split()), words
 
 
 def near(written, measured):
@@ -143,11 +155,64 @@ def test_streams_of_images_went_as_is_written():
         for name, row in rows.items():
             arm = found[study][f"{name} w={wait}"]
             assert near(row, [arm[column] for column in columns]), name
+
+
+def test_learners_at_a_second_wait_went_as_is_written():
+    mnist, cifar = (means(f"anytime-{name}") for name in ("mnist", "cifar"))
+    (written,) = tables("anytime.md", "| at a second wait")
+    assert len(written) == 6
+    for name, row in written.items():
+        learner, size = name.split(", ")
+        widths = (4, 8) if size == "small" else (64, 32)
+        one, two = mnist[f"{learner} c={widths[0]} w=10"], cifar[f"{learner} c={widths[1]} w=2"]
+        columns = ["average error", "relative compute"]
+        cells = [one[column] for column in [*columns, "gain at equal compute"]]
+        assert near(row, [*cells, *(two[column] for column in columns)]), name
+
+
+def test_the_search_of_firefly_has_the_share_of_training_that_is_written():
+    """A step takes at most three times its forward pass, and wider models take more of it."""
+
+    def growth(study, width, wait):
+        found = means(f"anytime-{study}")
+        mine, single = (found[f"{name} c={width} w={wait}"] for name in ("FF", "SM"))
+        ratios = 3.0, single["compute"] / single["compute, forward"]
+        return [1 - ratio * mine["compute, forward"] / mine["compute"] for ratio in ratios]
+
+    says("anytime.md", "60 to 62 % of 12.28 (c = 8) and 27 to 28 % of 5.48 (c = 32")
+    assert near(["60 %", "62 %"], growth("cifar", 8, 10))
+    assert near(["27 %", "28 %"], growth("cifar", 32, 10))
+    assert max(growth("mnist", c, 50)[1] for c in (4, 64)) < 0.21
+
+
+def test_policies_of_waiting_went_as_is_written():
     found, (policies,) = means("anytime-adaptive-wait"), tables("anytime.md", "| policy |")
     assert set(policies) == {"best fixed", "plateau", "budget"}
     for name, row in policies.items():
-        arms = [found[f"{name}, {size}"] for size in ("small", "large")]
-        assert near(row, [a[column] for a in arms for column in ("average error", "phases")]), name
+        cells = []
+        for size in ("small", "large"):
+            arm, ten = found[f"{name}, {size}"], found[f"w = 10, {size}"]["compute"]
+            cells += [arm["average error"], arm["phases"], arm["compute"] / ten]
+        assert near(row, cells), name
+    says("anytime.md", "it trained 1.06 to 1.39 times as much")
+    says("anytime.md", "1.41 to 1.93 times in the six seeds with few phases, 0.75 to 0.84 times in")
+    extremes = {}
+    for size in ("small", "large"):
+        arm, ten = by_seed("anytime-adaptive-wait", f"budget, {size}"), found[f"w = 10, {size}"]
+        for few in (True, False):
+            spent = [
+                one / ten["compute"]
+                for one, phases in zip(arm["compute"], arm["phases"], strict=True)
+                if (phases < 20) == few
+            ]
+            extremes[size, few] = [len(spent), *([min(spent), max(spent)] if spent else [])]
+    assert near(["6", "1.41", "1.93"], extremes["small", True])
+    assert near(["4", "0.75", "0.84"], extremes["small", False])
+    assert near(["10", "1.06", "1.39"], extremes["large", True])
+    for size, more in (("small", {"plateau": "9 %", "budget": "29 %"}), ("large", {})):
+        best = found[f"best fixed, {size}"]["compute"]
+        for name, cell in {"plateau": "18 %", "budget": "23 %", **more}.items():
+            assert near([cell], [found[f"{name}, {size}"]["compute"] / best - 1]), (name, size)
 
 
 def test_old_data_brought_what_is_written():
@@ -159,6 +224,26 @@ def test_old_data_brought_what_is_written():
         assert [cell == "–" for cell in row] == [arm is None for arm in arms], name
         cells = [cell for cell in row if cell != "–"]
         assert near(cells, [arm["average error"] for arm in arms if arm]), name
+    says("anytime.md", "2.3 points (SM) and 2.4 (Ens) on MNIST with w = 1, where w = 50 gains")
+    says("anytime.md", "6.8 and 6.3 on CIFAR-10 with w = 2, where w = 10 gains 3.1.")
+    says("anytime.md", "in the seeds 2.2 to 4.3 and 2.4 to 4.5")
+    gains = {
+        "MNIST SM c=64 w=1": "2.3 %",
+        "MNIST Ens c=64 w=1": "2.4 %",
+        "MNIST SM c=64 w=50": "0.3 %",
+        "MNIST Ens c=64 w=50": "0.4 %",
+        "CIFAR SM c=32 w=2": "6.8 %",
+        "CIFAR Ens c=32 w=2": "6.3 %",
+        "CIFAR SM c=32 w=10": "3.1 %",
+        "CIFAR Ens c=32 w=10": "3.1 %",
+    }
+    for name, cell in gains.items():
+        assert near([cell], [found[f"{name} r=1, equal steps"]["replay gain"]]), name
+    for learner, ends in (("SM", ["2.2 %", "4.3 %"]), ("Ens", ["2.4 %", "4.5 %"])):
+        arm = by_seed("anytime-replay", f"CIFAR {learner} c=32 w=10 r=1, equal steps")
+        assert near(ends, [min(arm["replay gain"]), max(arm["replay gain"])]), learner
+    spent = [found[f"MNIST SM c=64 w=1 r={r}"]["compute"] for r in ("0.2, equal steps", "0")]
+    assert near(["0.63"], [spent[0] / spent[1]])
 
 
 LEDGER = {  # statements on images: the words that docs/anytime.md has for them
@@ -197,6 +282,24 @@ def test_streams_of_text_went_as_is_written():
     for name, row in models.items():
         assert near(row, [found[name][column] for column in [*columns, "restarts"]]), name
     assert set(models) == {"small", "big"}
+
+
+def test_ensembles_in_one_program_are_as_fast_as_is_written_and_was_asked():
+    found = json.loads((ROOT / "results" / "ensembles_gpu.json").read_text())
+    assert found["members"] == 8
+    says(
+        "anytime.md",
+        "a step 67 times as fast as one after the other (the MLP, c = 64) and 8.7 times",
+    )
+    says("anytime.md", "a phase 28 and 6.1 times, on an H200")
+    written = {"mlp": (["67", "28"], 4), "vgg19": (["8.7", "6.1"], 2)}
+    for name, (cells, asked) in written.items():
+        case = found["cases"][name]
+        faster = [
+            case[word]["times faster than the loop"]["together"] for word in ("step", "phase")
+        ]
+        assert near(cells, [one["median"] for one in faster]), name
+        assert case["asked of a step"] == asked <= faster[0]["least"], name
 
 
 # -- docs/cosine.md --------------------------------------------------------------------------------

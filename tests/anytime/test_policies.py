@@ -1,5 +1,8 @@
 """Waiting and replay: decisions by hand, words, and samples that are what they say."""
 
+import random
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -44,6 +47,33 @@ def test_by_budget_earns_at_every_arrival_what_a_phase_costs():
     # A phase costs 3, an arrival earns 1: t = 1 at once (owes 2), then 3 + 3 <= t, 6 + 3 <= t, …
     assert phases(ByBudget(1.0), [1] * 12, price=lambda n: 3.0) == [1, 6, 9, 12]
     assert phases(ByBudget(100.0), [1] * 4, price=lambda n: 3.0) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0, 1.5, 3.0])
+def test_by_budget_overdraws_by_no_more_than_the_newest_phase(share):
+    # A row costs so many times what it earns: all that was spent after a phase does, too.
+    times = phases(ByBudget(2.0), [1] * 1000, price=lambda rows: 2 * share * rows)
+    assert len(times) > 4
+    for before, t in pairwise([0, *times]):
+        spent, newest, earned = 2 * share * t, 2 * share * (t - before), 2 * t
+        assert spent - earned <= newest
+        later = [after for after in times if after > t]
+        assert not later or 2 * later[0] >= spent + newest  # earned back before the next
+
+
+def test_by_budget_keeps_to_it_whatever_a_phase_costs():
+    draw, prices = random.Random(0), []
+
+    def price(rows):
+        prices.append(rows * draw.uniform(0.1, 2.0))
+        return prices[-1]
+
+    rows = [draw.randint(1, 9) for _ in range(3000)]
+    times = phases(ByBudget(4.0), rows, price=price)
+    assert len(times) > 4
+    over = [sum(prices[: i + 1]) - 4 * t for i, t in enumerate(times)]
+    assert all(more <= newest for more, newest in zip(over, prices, strict=True))
+    assert max(over) > 0
 
 
 def test_by_plateau_doubles_while_nothing_is_gained_and_starts_again_after_a_gain():

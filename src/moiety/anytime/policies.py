@@ -77,8 +77,12 @@ class BySize:
 class ByBudget:
     """Every arrival earns `flops`; train when a phase as dear as the last one is paid for.
 
-    The first phase trains at once, because nothing is known of its price; what it overdraws is
-    earned back before the second.
+    It may overdraw: the first phase trains at once, because nothing is known of its price, and a
+    later one, on all that waits, may be dearer than the last. What is spent never exceeds what was
+    earned by more than the newest phase, and all of that is earned back before the next one begins.
+    A phase grows with the rows that wait, so this is no limit of the total: where a row costs c
+    times what it earns, c times as much is spent as was earned after each phase. (A price by rows
+    would never be paid there, and nothing would train again.)
     """
 
     flops: float
