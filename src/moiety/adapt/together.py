@@ -32,9 +32,11 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 
 from ..moe import MoE
+from ..train.layers import HAVE_TRITON
 from .repeated import Repeated, Tensors
 
 T = TypeVar("T")
+WIDEST = 4096  # numbers that a layer norm is over, so that they fit into registers
 IN_PLACE = re.compile(r"\w*[^_]_|__i\w+__|__setitem__")  # names of operations
 
 
@@ -275,10 +277,11 @@ def _no_questions() -> Iterator[None]:
 
 
 class Stacked(TorchFunctionMode):
-    """Inside a vmapped function: linear layers, attention and dropout, once for all copies.
+    """Inside a vmapped function: linear layers, attention, dropout and norms of all copies as one.
 
     vmap has its own ways for them. The one for linear layers adds the bias in a kernel of its own,
-    and in float32 even where products are in bfloat16; the one for dropout takes three passes.
+    and in float32 even where products are in bfloat16; those for dropout and, on a GPU, for layer
+    norm take several passes where one will do.
     """
 
     def __init__(self) -> None:
@@ -294,6 +297,8 @@ class Stacked(TorchFunctionMode):
             return self.attend(*args, **(kwargs or {}))
         if func is F.dropout:
             return self.drop(*args, **(kwargs or {}))
+        if func is F.layer_norm:
+            return self.norm(*args, **(kwargs or {}))
         if IN_PLACE.fullmatch(func.__name__):  # what was read may be something else now
             self.read = None
         return func(*args, **(kwargs or {}))
@@ -315,6 +320,20 @@ class Stacked(TorchFunctionMode):
         if inplace or not training or not p:
             return F.dropout(input, p, training, inplace)
         return _Drop.apply(input, p)
+
+    def norm(
+        self,
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        plain = weight is None or bias is None or len(normalized_shape) > 1
+        if plain or not _runs_here(input):
+            return F.layer_norm(input, normalized_shape, weight, bias, eps)
+        half = torch.is_autocast_enabled(input.device.type)
+        return _Norm.apply(input, weight, bias, eps, torch.float32 if half else input.dtype)
 
     def attend(
         self,
@@ -339,6 +358,12 @@ class _Vmapped(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         raise NotImplementedError("the layers of many copies exist under vmap only")
+
+
+def _runs_here(x: Tensor) -> bool:
+    """Whether there are kernels for it."""
+    wide = x.shape[-1] > WIDEST or x.dtype not in (torch.float32, torch.bfloat16, torch.float16)
+    return x.is_cuda and HAVE_TRITON and not wide
 
 
 def _copies(t: Tensor, dim: int | None, size: int) -> Tensor:
@@ -385,3 +410,20 @@ class _Drop(_Vmapped):
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, p: float) -> tuple[Tensor, int]:
         return torch.native_dropout(_copies(x, dims[0], info.batch_size), p, True)[0], 0
+
+
+class _Norm(_Vmapped):
+    @staticmethod
+    def vmap(
+        info: Any,
+        dims: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, int]:
+        from ..train.layer_norm import layer_norm
+
+        parts = (_copies(t, dim, info.batch_size) for t, dim in zip((x, weight, bias), dims))
+        return layer_norm(*parts, eps, dtype), 0

@@ -1,0 +1,105 @@
+"""Layer norm of stacked copies, beside that of each alone."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+EPS = 1e-5
+# Copies, rows (one or more axes), numbers of a row: more and less than fill a tile, or a part.
+SHAPES = [(3, (2, 5), 12), (1, (1,), 16), (2, (7, 11), 33), (4, (130,), 64)]
+
+
+def draw(shape, device, dtype=torch.float32):
+    copies, rows, width = shape
+    lots = torch.Generator().manual_seed(0)
+    x = 3 + 2 * torch.randn(copies, *rows, width, generator=lots)
+    scale, shift = torch.randn(2, copies, width, generator=lots)
+    g = torch.randn(x.shape, generator=lots)
+    return [t.to(device) for t in (x.to(dtype), scale, shift, g)]
+
+
+def compare(device, shape, atol):
+    """Values and gradients of the kernels, and of torch's own for each copy in float64."""
+    from moiety.train.layer_norm import layer_norm
+
+    x, scale, shift, g = draw(shape, device)
+    own = [t.clone().requires_grad_() for t in (x, scale, shift)]
+    y = layer_norm(*own, EPS, torch.float32)
+    y.backward(g)
+    again = [t.detach().clone().requires_grad_() for t in own]
+    layer_norm(*again, EPS, torch.float32).backward(g)
+    assert all(torch.equal(one.grad, other.grad) for one, other in zip(own, again))
+    for i in range(len(x)):
+        alone = [t[i].double().requires_grad_() for t in (x, scale, shift)]
+        known = F.layer_norm(alone[0], [x.shape[-1]], *alone[1:], EPS)
+        known.backward(g[i].double())
+        torch.testing.assert_close(y[i].double(), known, atol=atol, rtol=atol)
+        for mine, theirs in zip(own, alone):
+            torch.testing.assert_close(mine.grad[i].double(), theirs.grad, atol=atol, rtol=atol)
+
+
+def compare_half(device):
+    """bfloat16 in, what is asked for out, gradients as the inputs are."""
+    from moiety.train.layer_norm import layer_norm
+
+    x, scale, shift, g = draw(SHAPES[0], device, torch.bfloat16)
+    for dtype in (torch.float32, torch.bfloat16):
+        own = [t.clone().requires_grad_() for t in (x, scale, shift)]
+        y = layer_norm(*own, EPS, dtype)
+        y.backward(g.to(dtype))
+        assert y.dtype == dtype
+        assert [t.grad.dtype for t in own] == [torch.bfloat16, torch.float32, torch.float32]
+        known = F.layer_norm(x.float(), [x.shape[-1]]) * scale[:, None, None]
+        known = known + shift[:, None, None]
+        torch.testing.assert_close(y.float(), known, atol=0.03, rtol=0.01)
+
+
+def compare_under_vmap(device):
+    """As a crew has it: some copies share an input, or a weight that is not stacked."""
+    from moiety.adapt.together import Stacked
+
+    x, scale, shift, _ = draw(SHAPES[0], device)
+
+    def one(x, scale, shift):
+        with Stacked():
+            return F.layer_norm(x, [x.shape[-1]], scale, shift, EPS)
+
+    for dims in ((0, 0, 0), (1, 0, 0), (None, 0, 0), (0, None, 0)):
+        parts = [x.transpose(0, 1) if dims[0] == 1 else x, scale, shift]
+        parts = [t[0] if dim is None else t for t, dim in zip(parts, dims)]
+        found = torch.func.vmap(one, dims)(*parts)
+        wide = [t.expand(3, *t.shape) if d is None else t for t, d in zip(parts, dims)]
+        wide[0] = wide[0].transpose(0, 1) if dims[0] == 1 else wide[0]
+        for i in range(3):
+            known = F.layer_norm(wide[0][i], [x.shape[-1]], wide[1][i], wide[2][i], EPS)
+            torch.testing.assert_close(found[i], known, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_copies_on_a_gpu_end_as_each_alone():
+    for shape in [*SHAPES, (8, (32, 65), 192), (6, (64, 96), 256)]:
+        compare("cuda", shape, 2e-4)
+    compare_half("cuda")
+    compare_under_vmap("cuda")
+
+
+def test_copies_end_as_each_alone_in_tritons_interpreter():
+    pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
+    code = (
+        "from moiety.adapt import together; import test_layer_norm as test\n"
+        "together._runs_here = lambda x: True\n"
+        "for shape in test.SHAPES: test.compare('cpu', shape, 1e-4)\n"
+        "test.compare_half('cpu'); test.compare_under_vmap('cpu')"
+    )
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=240)
+
+
+def test_copies_on_a_cpu_end_as_each_alone():
+    compare_under_vmap("cpu")
