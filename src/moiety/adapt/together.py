@@ -425,5 +425,5 @@ class _Norm(_Vmapped):
     ) -> tuple[Tensor, int]:
         from ..train.layer_norm import layer_norm
 
-        parts = (_copies(t, dim, info.batch_size) for t, dim in zip((x, weight, bias), dims))
-        return layer_norm(*parts, eps, dtype), 0
+        x, weight, bias = (_copies(t, d, info.batch_size) for t, d in zip((x, weight, bias), dims))
+        return layer_norm(x, weight, bias, eps, dtype), 0
