@@ -97,7 +97,7 @@ images)
   for name in rounds gap weight supcon; do study adapt/$name 1; done
   ;;
 text)
-  part adapt.preparing full "$device" 6 text
+  part adapt.preparing full "$device" 4 text  # eight stacked models of text take some 17 GB
   study adapt/text 6
   await adapt.preparing
   study adapt/ablation-text 3

@@ -6,6 +6,8 @@ import torch
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 from moiety.adapt.encoders import Encoder
+from moiety.adapt.reading import Picture, fit_images
+from moiety.data.load import load_problem
 from moiety.data.named import find
 from moiety.studies.adapt import targets
 from moiety.studies.adapt.targets import TARGETS, load_target, spread
@@ -20,7 +22,7 @@ SETS = {  # classes and measure
     "tweeteval-emotion": (4, "macro_f1"),
     "digits": (10, "accuracy"),
     "made up": (5, "macro_f1"),
-    "omniglot": (242, "accuracy"),
+    "omniglot": (47, "accuracy"),
 }
 # Ten times as many images as the others together.
 LARGE = [pytest.param(name, marks=[pytest.mark.slow] * (name == "fashion-mnist")) for name in SETS]
@@ -67,9 +69,17 @@ def test_a_seed_draws_labels_validation_and_what_is_unlabelled(name):
 
 def test_omniglot_gives_12_drawings_of_a_character_labels_and_3_to_validation():
     target = load("omniglot")
+    assert {name.split("/")[0] for name in target.classes} == {"Japanese_(katakana)"}
     assert set(np.bincount(target.labelled(5).labels)) == {12}
     assert set(np.bincount(target.validation(5).labels)) == {3}
-    assert set(np.bincount(target.test().labels)) == {5}
+    test = target.test()
+    assert set(np.bincount(test.labels)) == {5}
+    whole = load_problem("omniglot")  # of which each keeps its name
+    (every,) = whole.targets
+    name = target.classes[30]
+    theirs = whole.test.targets[every.name] == every.classes.index(name)
+    drawn = fit_images(whole.test.inputs["images"][theirs], Picture((1, 8, 8), fit=True))
+    assert torch.equal(test.inputs[test.labels == 30][:, :1], drawn)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ study = adapt_study(
         ),
     ],
     deviations=[
-        "PneumoniaMNIST, Fashion-MNIST with 1 000 labels, USPS with 500 and Omniglot with 12 "
-        "drawings of a character instead of Aircraft, CUB, Chest X-ray, DTD, Dogs and Flower",
+        "PneumoniaMNIST, Fashion-MNIST with 1 000 labels, USPS with 500 and 47 characters of "
+        "Omniglot with 12 drawings each instead of Aircraft, CUB, Chest X-ray, DTD, Dogs and "
+        "Flower",
     ],
 )

@@ -49,11 +49,14 @@ study = adapt_study(
     question="Does self-distillation help an upcycled mixture of experts, and which router?",
     arms=arms_of([SET], ARMS),
     claims=[
-        own(
-            greater,
-            f"{ROUTERS[0]}, self-distillation",
-            f"{ROUTERS[0]}, fine-tuning",
-            "self-distillation helps a mixture",
+        *(
+            own(
+                greater,
+                f"{router}, self-distillation",
+                f"{router}, fine-tuning",
+                f"self-distillation helps a mixture of router {router}",
+            )
+            for router in ROUTERS
         ),
         own(
             greater,

@@ -189,11 +189,8 @@ def tune_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """How the classifier of a trial is trained; `lr` and `longer` are searched."""
     target = settings["sets"].get(settings["target"], settings["target"])
     own, method = settings[kind_of(target)], settings.get("method", "plain")
-    words = {word: own[f"tune_{word}"] for word in TUNED}
-    if method == "r3f":  # what its noise changes is less than bfloat16 can tell
-        words["precision"] = "float32"
     return {
-        **words,
+        **{word: own[f"tune_{word}"] for word in TUNED},
         "lr": settings["lr"],
         "steps": own["tune_steps"] * settings["longer"] * TARGETS[target].longer,
         "method": method,

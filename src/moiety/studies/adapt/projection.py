@@ -8,22 +8,22 @@ seed, a fine-tune for each point of the search and for each seed. (A set that on
 and another with others may be fine-tuned with two settings: some 10k steps more.)
 
 Models as small as these are bound by launches, not by the GPU: a step is 600 to 1 500 kernels of
-some 3 µs, whoever launches them. So six seeds, or the eight points of a search, take their steps
+some 3 µs, whoever launches them. So eight seeds, or the eight points of a search, take their steps
 together (`adapt.together`), and these are captured as a CUDA graph. SupCon is alone. Several
 processes share the GPU all the same, since a step has its host's part.
 
 By hand, from what a first run took in TF32 (docs/log.md: for one of eight, by ten processes, 2.3 ms
 a fine-tune and 4.2 a self-distillation of images), with products in bfloat16 at two thirds of that:
 
-    images   55k distil × 2.8 + 30k further × 1.3 + 18k others × 3 ms           = 250 s
-             172k tune × 1.5 + 88k of RecAdam, MARS and R3F × 2.5 ms            = 480 s
-             sources, six × 21 s                                                = 126 s
-    text     22k further × 1.5 + 22k distil × 2.5 + 11k others × 3 ms           = 120 s
-             95k tune × 1 + 63k of RecAdam, MARS and R3F × 2 ms                 = 220 s
-             mixtures: 11k further × 3 + 22k distil × 5 + 47k tune × 2.5 ms     = 260 s
-             sources, six × 20 s, and byte pairs                                = 150 s
+    images   73k distil × 2.6 + 40k further × 1.2 + 24k others × 3 ms           = 310 s
+             246k tune × 1.4 + 90k of RecAdam, MARS and R3F × 2.3 ms            = 550 s
+             sources, eight × 21 s                                              = 170 s
+    text     29k further × 1.5 + 29k distil × 2.5 + 14k others × 3 ms           = 160 s
+             108k tune × 1 + 72k of RecAdam, MARS and R3F × 2 ms                = 250 s
+             mixtures: 14k further × 3 + 29k distil × 5 + 54k tune × 2.5 ms     = 320 s
+             sources, eight × 20 s, and byte pairs                              = 190 s
 
-That is 14 and 13 minutes, if nothing waits. To fit them were cut, of what the digest has: rounds 4
+That is 17 and 15 minutes, if nothing waits. To fit them were cut, of what the digest has: rounds 4
 and 5, 300 labels of the low-resource study, a second fine-tune of a seed, further steps than 1 200,
 and adaptation and fine-tuning as long as the paper's. If the measured time is larger,
 `adapt/supcon` goes first, then `adapt/low-resource`.
@@ -75,8 +75,10 @@ def count(scale: str, kind: str) -> Counter[Step]:
         whole = study.scale(scale)
         for arm in study.arms.values():
             for one in pool.each_of(arm):
-                settings = {**whole.settings, **one, "sets": {}, "lr": 0, "longer": 1}
-                seen |= _asked(settings, whole.seeds, tables.POINTS[scale])
+                # Where it is searched, one of two lengths, on the mean.
+                settings = {**whole.settings, "lr": 0, "longer": 1.5, **one, "sets": {}}
+                points = tables.POINTS[scale] if study.search else 0
+                seen |= _asked(settings, whole.seeds, points)
     found: Counter[Step] = Counter()
     for step, number in seen.values():
         found[step] += round(number)
@@ -88,10 +90,8 @@ def _asked(settings: Mapping[str, Any], seeds: int, points: int) -> dict[str, tu
     case = [settings["target"], pool.labels_of(settings), settings.get("experts")]
     mixed = MIXED if settings.get("experts") else ""
     plan, tune = pool.plan_of(settings), pool.tune_of(settings)
-    times = points + seeds * settings["tunes"]
-    lengths = 1.5  # of the two that are searched, on the mean
-    step = f"tune {tune['method']}{mixed}"
-    found = {json.dumps([case, plan, tune["method"]]): (step, lengths * times * tune["steps"])}
+    number = (points + seeds * settings["tunes"]) * tune["steps"]
+    found = {json.dumps([case, plan, tune]): (f"tune {tune['method']}{mixed}", number)}
     while plan is not None:
         step = plan.get("match", "distil") if plan["stage"] == "distil" else plan["stage"]
         found[json.dumps([case, plan])] = (step + mixed, seeds * plan["steps"])
