@@ -255,8 +255,8 @@ def test_as_many_words_are_hidden_in_every_row_and_no_special_token():
     ids = torch.randint(5, 50, (400, 128))
     ids[:, 0], ids[:, -1], ids[:, 60] = 0, 2, 2
     shown, places = hide(ids, 50)
-    assert places.shape == (400, 19)  # 15 % of 126
-    assert all(len(set(row)) == 19 for row in places.tolist())
+    assert places.shape == (400, 38)  # 30 % of 126
+    assert all(len(set(row)) == 38 for row in places.tolist())
     assert not torch.isin(places, torch.tensor([0, 60, 127])).any()
     untouched = torch.ones_like(ids, dtype=torch.bool).scatter(1, places, False)
     assert torch.equal(shown[untouched], ids[untouched])
@@ -277,6 +277,15 @@ def test_the_loss_of_what_is_hidden_is_that_of_the_whole_model(monkeypatch):
     wanted = torch.full_like(ids, -100).scatter(1, places, ids.gather(1, places))
     logits = encoder.model(input_ids=shown, attention_mask=torch.ones_like(ids)).logits
     assert torch.allclose(ours, F.cross_entropy(logits.flatten(0, 1), wanted.flatten()))
+
+
+def test_places_of_words_begin_as_waves_of_the_usual_size():
+    encoder, _, _ = built("text")
+    table = encoder.model.base_model.embeddings.position_embeddings.weight.detach()
+    assert table.square().mean().sqrt() == pytest.approx(0.02, rel=0.01)
+    alike = table @ table.T
+    assert torch.allclose(alike.diagonal(1), alike[0, 1].expand(len(table) - 1))  # by distance
+    assert alike[3, 3] > alike[3, 4] > alike[3, 6]
 
 
 # -- scales --------------------------------------------------------------------------------------

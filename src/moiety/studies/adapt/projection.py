@@ -21,9 +21,9 @@ a fine-tune and 4.2 a self-distillation of images), with products in bfloat16 at
     text     29k further × 1.5 + 29k distil × 2.5 + 14k others × 3 ms           = 160 s
              108k tune × 1 + 72k of RecAdam, MARS and R3F × 2 ms                = 250 s
              mixtures: 14k further × 3 + 29k distil × 5 + 54k tune × 2.5 ms     = 320 s
-             sources, eight × 20 s, and byte pairs                              = 190 s
+             sources, eight × 30 s, and byte pairs                              = 270 s
 
-That is 17 and 15 minutes, if nothing waits. To fit them were cut, of what the digest has: rounds 4
+That is 17 and 17 minutes, if nothing waits. To fit them were cut, of what the digest has: rounds 4
 and 5, 300 labels of the low-resource study, a second fine-tune of a seed, further steps than 1 200,
 and adaptation and fine-tuning as long as the paper's. If the measured time is larger,
 `adapt/supcon` goes first, then `adapt/low-resource`.
