@@ -1,13 +1,11 @@
 """The grouped product in float32 on a GPU: the same sums, without a wait for the host."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from interpreted import interpret
 from moiety import MoE
 from moiety.cost import forward_flops
 from moiety.experts import grouped
@@ -45,16 +43,12 @@ def compare(product, outer, device, atol):
 
 
 def test_the_kernels_agree_with_plain_products_in_tritons_interpreter():
-    pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
     code = (
         "from moiety.experts import kernels; import test_kernels\n"
         "kernels._precision = lambda: 'ieee'\n"
         "test_kernels.compare(kernels.product, kernels.outer, 'cpu', 1e-5)"
     )
-    here = os.path.dirname(__file__)
-    path = os.pathsep.join([here, os.path.dirname(here), *filter(None, sys.path)])
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120)
+    interpret(code, __file__)
 
 
 @pytest.mark.parametrize(

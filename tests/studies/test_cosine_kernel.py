@@ -1,13 +1,12 @@
 """The fitter's kernel: the derivatives that the plain formulas give."""
 
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from interpreted import interpret
 from moiety.studies.cosine import fitter, rates
 from moiety.studies.cosine.regression import free_jacobian, inputs, predict, unflat
 
@@ -54,15 +53,12 @@ def test_one_product_gives_loss_gradient_and_matrix(monkeypatch):
 
 @pytest.mark.slow
 def test_the_kernel_agrees_with_plain_formulas_in_tritons_interpreter():
-    pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
     code = (
         "from moiety.studies.cosine import kernel; import test_cosine_kernel as test\n"
         "kernel.BLOCK, kernel.PIECE = 32, 64\n"
         "test.compare('cpu', [(2, 2, 70)])"
     )
-    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120)
+    interpret(code, __file__)
 
 
 @pytest.mark.gpu

@@ -1,14 +1,12 @@
 """Stacked networks whose channels lie side by side, beside each network alone."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 
+from interpreted import interpret
 from moiety.train import layers
 from moiety.train.norms import Norms
 
@@ -87,16 +85,13 @@ def test_copies_on_a_gpu_end_as_each_alone(monkeypatch):
 
 
 def test_copies_end_as_each_alone_in_tritons_interpreter():
-    pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
     code = (
         "from moiety.train import kernels, layers; import test_channels_last as test\n"
         "kernels._precision = lambda: 'ieee'; layers._runs_here = lambda x: True\n"
         "layers._is_here = lambda x: True\n"
         "test.compare('cpu', 1e-5); assert test.copied('cpu') == 2"
     )
-    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=240)
+    interpret(code, __file__)
 
 
 def test_copies_on_a_cpu_end_as_each_alone():

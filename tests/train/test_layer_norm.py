@@ -1,12 +1,10 @@
 """Layer norm of stacked copies, beside that of each alone."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.nn import functional as F
+
+from interpreted import interpret
 
 EPS = 1e-5
 # Copies, rows (one or more axes), numbers of a row: more and less than fill a tile, or a part.
@@ -93,16 +91,13 @@ def test_copies_on_a_gpu_end_as_each_alone():
 
 
 def test_copies_end_as_each_alone_in_tritons_interpreter():
-    pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
     code = (
         "from moiety.adapt import together; import test_layer_norm as test\n"
         "together._runs_here = lambda x: True\n"
         "for shape in test.SHAPES: test.compare('cpu', shape, 1e-4)\n"
         "test.compare_half('cpu'); test.compare_under_vmap('cpu')"
     )
-    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=240)
+    interpret(code, __file__)
 
 
 def test_copies_on_a_cpu_end_as_each_alone():
