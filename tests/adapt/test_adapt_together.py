@@ -308,7 +308,17 @@ def test_dropout_of_a_crew_leaves_out_other_numbers_in_each_copy():
         assert torch.equal(stacked(lambda x, words=words: F.dropout(x, **words), x), x)
 
 
-def test_layers_that_read_the_same_cast_it_once_and_again_when_it_changed(monkeypatch):
+CHANGES = {  # of what was read, so that it must be cast again
+    "mul_": lambda x: x.mul_(2),
+    "+=": lambda x: x.__iadd__(1),
+    "a view": lambda x: x[0].mul_(2),
+    "relu": lambda x: F.relu(x, inplace=True),
+    "dropout": lambda x: F.dropout(x, 0.5, inplace=True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_layers_that_read_the_same_cast_it_once_and_again_when_it_changed(change, monkeypatch):
     x, weights = torch.randn(3, 4, 8), torch.randn(3, 3, 8, 8)
     casts, cast = [], Tensor.to
 
@@ -317,21 +327,51 @@ def test_layers_that_read_the_same_cast_it_once_and_again_when_it_changed(monkey
         return cast(tensor, *words, **more)
 
     def one(x, weights):
-        q, k, v = (F.linear(x, weights[i]) for i in range(3))
-        x = x.clone()
-        before = F.linear(x, weights[0])
-        x.mul_(2)
-        return q, k, v, before, F.linear(x, weights[0])
+        x, each = x.clone(), weights.unbind()
+        before = [F.linear(x, weight).view(2, 2, 8).transpose(0, 1) for weight in each]
+        CHANGES[change](x)
+        return before, x, F.linear(x, each[0])
 
     with torch.autocast("cpu", torch.bfloat16):
         monkeypatch.setattr(Tensor, "to", spy)
-        q, k, v, before, after = stacked(one, x, weights)
+        before, changed, after = stacked(one, x, weights)
         monkeypatch.undo()
         wanted = [torch.bmm(x, weights[:, i].mT) for i in range(3)]
-    assert len(casts) == 3  # of x, of its copy, and of that when it was changed
-    for found, known in zip((q, k, v, before, after), (*wanted, wanted[0], 2 * wanted[0])):
+        wanted = [y.view(3, 2, 2, 8).transpose(1, 2) for y in wanted]
+        wanted.append(torch.bmm(changed, weights[:, 0].mT))
+    assert len(casts) == 2 and not torch.equal(x, changed)
+    for found, known in zip((*before, after), wanted, strict=True):
         assert found.dtype == torch.bfloat16
         torch.testing.assert_close(found, known, atol=0.05, rtol=0.02)
+
+
+def test_a_layer_without_gradients_leaves_those_of_the_next_one():
+    x = torch.randn(3, 4, 8, requires_grad=True)
+    weights = torch.randn(3, 8, 8)
+
+    def one(x, weight):
+        with torch.no_grad():
+            F.linear(x, weight)
+        return F.linear(x, weight)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        y = stacked(one, x, weights)
+    assert torch.autograd.grad(y.float().sum(), x)[0].abs().sum() > 0
+
+
+def test_layers_of_what_all_copies_share_are_plain_ones():
+    constant, weight = torch.randn(4, 8), torch.randn(8, 8)
+
+    def one(x):
+        kept = F.dropout(torch.ones(500), 0.5)
+        heads = constant.view(1, 2, 2, 8)
+        seen = F.scaled_dot_product_attention(heads, heads, heads).sum()
+        return x + F.linear(constant, weight).sum() + seen, kept, F.linear(x[None], x[None][0])
+
+    found, kept, square = stacked(one, torch.arange(3.0)[:, None])
+    assert torch.allclose(found[1] - found[0], torch.ones(1))
+    assert not torch.equal(kept[0], kept[1])
+    assert torch.equal(square.flatten(), torch.tensor([0.0, 1, 4]))
 
 
 def test_several_weights_of_r3f_are_one_program(monkeypatch):

@@ -50,7 +50,8 @@ class RecAdam(torch.optim.AdamW):
         self.taken: int | Tensor = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0
         for group in self.param_groups:
             group.setdefault("recall", False)
-            if group["recall"] and group["lr"] * strength > 1:
+            # With room for the rounding of a rate that is a tensor.
+            if group["recall"] and float(group["lr"]) * strength > 1 + 1e-6:
                 raise ValueError(
                     f"a strength of {strength:g} at a learning rate of {group['lr']:g} would jump "
                     f"past the initial weights; give at most {1 / group['lr']:g}"

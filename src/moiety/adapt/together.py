@@ -17,7 +17,6 @@ that it depends on who is there, as it does on when each was killed and went on.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,7 +36,8 @@ from .repeated import Repeated, Tensors
 
 T = TypeVar("T")
 WIDEST = 4096  # numbers that a layer norm is over, so that they fit into registers
-IN_PLACE = re.compile(r"\w*[^_]_|__i\w+__|__setitem__")  # names of operations
+# What may stand between queries, keys and values: it changes no number.
+VIEWS = (Tensor.view, Tensor.reshape, Tensor.transpose, Tensor.permute, Tensor.shape.__get__)  # type: ignore[attr-defined]
 
 
 class Part(Protocol):
@@ -286,38 +286,41 @@ class Stacked(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.read: tuple[Tensor, Tensor] | None = None  # by the last linear layer, and its cast
+        # By the last linear layer: what it read, whether with gradients, and its cast.
+        self.read: tuple[Tensor, bool, Tensor] | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if func is F.linear:
-            return self.linear(*args, **(kwargs or {}))
-        if func is F.scaled_dot_product_attention:
-            return self.attend(*args, **(kwargs or {}))
-        if func is F.dropout:
-            return self.drop(*args, **(kwargs or {}))
-        if func is F.layer_norm:
-            return self.norm(*args, **(kwargs or {}))
-        if IN_PLACE.fullmatch(func.__name__):  # what was read may be something else now
-            self.read = None
-        return func(*args, **(kwargs or {}))
+        own = {
+            F.linear: self.linear,
+            F.scaled_dot_product_attention: self.attend,
+            F.dropout: self.drop,
+            F.layer_norm: self.norm,
+        }
+        if func is not F.linear and func not in VIEWS:
+            self.read = None  # it may be something else now
+        return own.get(func, func)(*args, **(kwargs or {}))
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight.dim() != 2 or not _is_stacked(input, weight, bias):
+            return F.linear(input, weight, bias)
         return _Linear.apply(self.cast(input), weight, bias)
 
     def cast(self, input: Tensor) -> Tensor:
         """As products want it, once where several layers read the same: queries, keys, values."""
-        if not torch.is_autocast_enabled(input.device.type):
+        if not torch.is_autocast_enabled(input.device.type) or input.dtype == torch.float64:
             return input
-        if self.read is None or self.read[0] is not input:
-            self.read = input, input.to(torch.get_autocast_dtype(input.device.type))
-        return self.read[1]
+        known = self.read is not None and self.read[0] is input
+        if self.read is None or not known or self.read[1] != torch.is_grad_enabled():
+            half = input.to(torch.get_autocast_dtype(input.device.type))
+            self.read = input, torch.is_grad_enabled(), half
+        return self.read[2]
 
     def drop(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        if inplace or not training or not p:
+        if inplace or not training or not p or not _is_stacked(input):
             return F.dropout(input, p, training, inplace)
         return _Drop.apply(input, p)
 
@@ -330,7 +333,7 @@ class Stacked(TorchFunctionMode):
         eps: float = 1e-5,
     ) -> Tensor:
         plain = weight is None or bias is None or len(normalized_shape) > 1
-        if plain or not _runs_here(input):
+        if plain or not _runs_here(input) or not _is_stacked(input, weight, bias):
             return F.layer_norm(input, normalized_shape, weight, bias, eps)
         half = torch.is_autocast_enabled(input.device.type)
         return _Norm.apply(input, weight, bias, eps, torch.float32 if half else input.dtype)
@@ -345,7 +348,10 @@ class Stacked(TorchFunctionMode):
         is_causal: bool = False,
         **more: Any,
     ) -> Tensor:
-        return _Attend.apply(query, key, value, attn_mask, dropout_p, is_causal, more)
+        parts = query, key, value, attn_mask
+        if not _is_stacked(*parts):
+            return F.scaled_dot_product_attention(*parts, dropout_p, is_causal, **more)
+        return _Attend.apply(*parts, dropout_p, is_causal, more)
 
 
 class _Vmapped(Function):
@@ -358,6 +364,11 @@ class _Vmapped(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         raise NotImplementedError("the layers of many copies exist under vmap only")
+
+
+def _is_stacked(*parts: Tensor | None) -> bool:
+    """Whether copies differ in any of them: vmap asks no rule where all share all."""
+    return any(part is not None and torch._C._functorch.is_batchedtensor(part) for part in parts)
 
 
 def _runs_here(x: Tensor) -> bool:
