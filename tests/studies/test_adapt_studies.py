@@ -3,6 +3,7 @@
 import functools
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from moiety.lab import loading
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Running
 from moiety.lab.tuning import FIRST_SEED, Tuner
-from moiety.studies.adapt import pool, preparing, projection, tables
-from moiety.studies.adapt.targets import Target
+from moiety.studies.adapt import pool, preparing, projection, statements, tables
+from moiety.studies.adapt.targets import TARGETS, Target
 
 NAMES = ["images", "text", "low-resource", "ablation", "rounds", "gap", "steps", "weight"]
 NAMES = [f"adapt/{name}" for name in (*NAMES, "ablation-text", "moe", "supcon")]
@@ -73,6 +74,17 @@ def test_weights_and_losses_are_compared_after_one_fine_tune_for_all(name):
     assert study.search is None
     assert len({str(pool.tune_of(pool.each_of(full(name, arm))[0])) for arm in study.arms}) == 1
     assert all((arm["lr"], arm["longer"]) == (5e-4, 2) for arm in study.arms.values())
+    said = [*study.deviations, *study.notes]
+    assert statements.ALIKE_TUNED in said
+    assert statements.CHOSEN not in said and statements.SEARCHING not in said
+
+
+def test_what_is_kept_of_another_cut_of_a_set_is_not_read(tmp_path, monkeypatch):
+    settings = trial("adapt/ablation", "fashion-mnist / self-distillation", tmp_path).settings
+    case, plan = pool.case_of(settings, 0, torch.device("cpu")), pool.plan_of(settings)
+    before = case.home(plan)
+    monkeypatch.setitem(TARGETS, case.target, replace(TARGETS[case.target], only="1"))
+    assert case.home(plan) != before
 
 
 def test_a_search_reads_seed_0_and_no_test(tmp_path, monkeypatch):

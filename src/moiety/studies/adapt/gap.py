@@ -33,8 +33,8 @@ study = adapt_study(
     ],
     tuned=COMMON,
     notes=[
-        "settings: one learning rate and length for both arms, as in the paper, set before any "
-        "run: what is chosen by accuracy would move gap and distance too",
+        "settings: one learning rate and length for both arms, as in the paper, set before these "
+        "runs: what is chosen by accuracy would move gap and distance too",
         "training loss: told without a claim, since Table 4 has it lower for either of the two",
     ],
 )

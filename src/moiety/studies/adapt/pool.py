@@ -25,7 +25,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -52,7 +52,7 @@ from .packaged import packaged
 from .sources import Source, settings_of, source
 from .targets import TARGETS, Examples, Target, load_target
 
-RECIPE = 2  # of what trains here; a change of the code that trains otherwise adds one
+RECIPE = 3  # of what trains here; a change of the code that trains otherwise adds one
 TUNE = 21  # what the seed of a case is used for, besides its own draws
 CAPTURE = True  # on a GPU, repeat steps as CUDA graphs
 Plan = dict[str, Any]  # of an encoder, plain JSON; a teacher's is inside
@@ -100,6 +100,7 @@ class Case:
             "labels": self.labels,
             "length": self.length,
             "files": checksums(self.target),
+            "set": asdict(TARGETS[self.target]),
             "experts": None if self.experts is None else dict(self.experts),
             "plan": plan,
             "recipe": RECIPE,

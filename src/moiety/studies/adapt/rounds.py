@@ -50,8 +50,8 @@ study = adapt_study(
     tuned=COMMON,
     notes=[
         "distance: l2, after fine-tuning, of the whole trunk",
-        "settings: one learning rate and length for all arms, as in the paper, set before any run: "
-        "what is chosen by accuracy would move distances too",
+        "settings: one learning rate and length for all arms, as in the paper, set before these "
+        "runs: what is chosen by accuracy would move distances too",
         "jump: that accuracy jumps with the first round is asked in adapt/ablation",
     ],
 )

@@ -86,9 +86,6 @@ DEVIATIONS: Sequence[str] = (
     "600 steps of further pre-training and of self-distillation (paper: 20 000, or 100 epochs) at "
     "rates of 5e-4 and 3e-4 (paper: 1.5e-4 and 1e-4), for models that are a sixteenth as large; "
     "text in batches of 64 (paper: 128)",
-    "250 or 500 steps of fine-tuning, twice as many for Omniglot (paper: 10 000, or 10 epochs), "
-    "chosen on validation with the learning rate, for every arm alike (paper: the same settings "
-    "for all)",
     "a validation split is taken off the training data (paper: none for images); those of texts "
     "are drawn anew, out of the published training and validation data, and what is also in the "
     "test is left out (176 examples of ACL-ARC)",
@@ -98,9 +95,24 @@ DEVIATIONS: Sequence[str] = (
     "the stages of a seed see the same batches with the same masks, so that a student repeats its "
     "teacher's masks",
 )
+CHOSEN = (
+    "250 or 500 steps of fine-tuning, twice as many for Omniglot (paper: 10 000, or 10 epochs), "
+    "chosen on validation with the learning rate, for every arm alike (paper: the same settings "
+    "for all)"
+)
+ALIKE_TUNED = (
+    "500 steps of fine-tuning, 1 000 for Omniglot, at a learning rate of 5e-4 (paper: 10 000 at "
+    "1e-4)"
+)
+SEARCHING = (
+    "search: on seed 0 and its validation split, 8 points for every arm, the same learning rates "
+    "and lengths; RecAdam, MARS and R3F have a number of their own in the same 8 points, so that "
+    "they are searched more thinly; that another seed might have chosen otherwise is in no "
+    "interval; main trials of that seed are other fine-tunes"
+)
 NOTES: Sequence[str] = (
     "score: accuracy for images, micro F1 for ChemProt, macro F1 for the other texts",
-    "test: 624 images of pneumoniamnist, 10 000 of fashion-mnist, 2 007 of usps, 235 of "
+    "sizes of tests: 624 images of pneumoniamnist, 10 000 of fashion-mnist, 2 007 of usps, 235 of "
     "omniglot; 139 texts of acl-arc, 974 of scierc, 3 469 of chemprot, 1 421 of tweeteval-emotion",
     "judged: the lab's intervals are over seeds, whose test is the same; so that the error of the "
     "test itself is in them, seed s counts on part s of eight alone, by a jackknife (for accuracy "
@@ -109,15 +121,13 @@ NOTES: Sequence[str] = (
     "sets: where an arm has several, they have the same settings, its numbers are means over them "
     "and its claims are on the mean; the score of each set is told without a claim",
     "claims: each statement of the digest is asked once, on the main number; 41 beside those of "
-    "the theory. Margins were written before any result; sets, steps and seeds were changed once, "
-    "after a first batch was stopped of which no trial is kept (docs/log.md)",
-    "precision: on a GPU, products in bfloat16 and all else in float32; most steps are CUDA graphs",
+    "the theory. Margins were written before any result. A first batch was stopped, of which no "
+    "trial is kept (docs/log.md); after it sets, steps, seeds, precision, what is searched of R3F "
+    "and how gap and rounds are tuned were changed, and six statements added",
+    "precision: on a GPU, products and what they give in bfloat16 (torch's autocast), weights, "
+    "norms, losses and updates in float32; most steps are CUDA graphs",
     "seeds: a seed is a new source model, labelled subset, validation split and fine-tune",
-    "search: on seed 0 and its validation split, 8 points for every arm, the same learning rates "
-    "and lengths; RecAdam, MARS and R3F have a number of their own in the same 8 points, so that "
-    "they are searched more thinly; that another seed might have chosen otherwise is in no "
-    "interval; main trials of that seed are other fine-tunes; the test is read by main trials, "
-    "once each, after training",
+    "test: read by main trials, once each, after training",
     "R3F: both passes have dropout of their own, as in its authors' code, beside which its noise "
     "of 1e-5 hardly counts; its weight is searched",
     "cut: to fit the time, more than eight seeds, the lengths above, rounds 4 and 5, all but three "

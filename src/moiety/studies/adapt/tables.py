@@ -32,7 +32,7 @@ from ...lab.tuning import FIRST_SEED, Choice, LogUniform, Search
 from . import PAPER, pool
 from .pool import kind_of
 from .sources import SEEDS
-from .statements import DEVIATIONS, NOTES
+from .statements import ALIKE_TUNED, CHOSEN, DEVIATIONS, NOTES, SEARCHING
 from .targets import TARGETS
 
 BLOCK = 8  # seeds, or points of the search, that are one program at most
@@ -258,7 +258,8 @@ OWN = {
     "mars": {"radius": LogUniform(0.3, 30)},
     "r3f": {"weight": LogUniform(0.1, 10)},  # beside dropout its noise hardly counts
 }
-# Where weights and losses are compared, all arms are fine-tuned alike: the middle of that search.
+# Where weights and losses are compared, all arms are fine-tuned alike: a rate from the middle of
+# that search, and its longer length.
 COMMON: Settings = {"lr": 5e-4, "longer": 2}
 BALANCED = 2217  # of the draws: a rate in each quarter of the range for each length
 
@@ -325,6 +326,6 @@ def adapt_study(
         varies=varies,
         paper=PAPER,
         search=None if tuned else search_of(arms),
-        deviations=[*DEVIATIONS, *deviations],
-        notes=[*NOTES, *notes],
+        deviations=[*DEVIATIONS, ALIKE_TUNED if tuned else CHOSEN, *deviations],
+        notes=[*NOTES, *([] if tuned else [SEARCHING]), *notes],
     )

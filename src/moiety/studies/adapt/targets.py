@@ -195,13 +195,13 @@ def _read(name: str, side: int) -> _Read:
 
     def examples(*splits: Split) -> Examples:
         labels = torch.cat([split.targets[target.name] for split in splits])
+        rows = torch.isin(labels, torch.tensor(taken)).nonzero().flatten()
+        numbers = torch.searchsorted(torch.tensor(taken), labels[rows])
         if problem.kind == "text":
             texts = [text for split in splits for text in split.texts]
-            return Examples(texts, labels, classes)
-        rows = torch.isin(labels, torch.tensor(taken))
+            return Examples([texts[row] for row in rows], numbers, classes)
         images = torch.cat([split.inputs["images"] for split in splits])[rows]
         grey = fit_images(images, Picture((1, side, side), fit=True))
-        numbers = torch.searchsorted(torch.tensor(taken), labels[rows])
         return Examples(grey.expand(-1, 3, -1, -1), numbers, classes)
 
     pool = examples(problem.train, problem.validation)
@@ -209,8 +209,8 @@ def _read(name: str, side: int) -> _Read:
         pool,
         examples(problem.test),
         _repeats(pool.inputs),
-        plan.labels or len(problem.train),
-        plan.validation or len(problem.validation),
+        plan.labels or len(examples(problem.train)),
+        plan.validation or len(examples(problem.validation)),
     )
 
 
