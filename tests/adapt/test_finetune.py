@@ -385,7 +385,8 @@ def test_the_balance_losses_of_experts_are_trained_once():
         classifier.model.eval()  # no dropout
         inputs = classifier.inputs(encoder.batch(data.take(torch.arange(5))))
         noise = course.r3f.draw(classifier.model, inputs, torch.Generator())
-        loss, _ = course.loss({**inputs, LABELS: data.labels[:5], "noise": noise})
+        noisy = {"noise": noise, "weight": torch.tensor(course.r3f.weight)}
+        loss, _ = course.loss({**inputs, LABELS: data.labels[:5], **noisy})
         found.append(float(loss.detach()))
         with moiety.watch(classifier.model) as routes:
             classifier.model(**inputs)
