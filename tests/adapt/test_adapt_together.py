@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from moiety.adapt import finetune, text
 from moiety.adapt.pretrain import further_pretrain, self_distill
-from moiety.adapt.together import Stack, Stacked, together
+from moiety.adapt.together import Stack, together
 from moiety.hf import upcycle
+from moiety.train.transformer import Stacked
 
 SHORT = {"steps": 5, "batch": 6, "lr": 1e-3, "checks": 2}
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -58,7 +58,7 @@ def compare_half(device):
 
 def compare_under_vmap(device, kernels=True):
     """As a crew has it: some copies share an input, or a weight that is not stacked."""
-    from moiety.adapt.together import Stacked, _Norm
+    from moiety.train.transformer import Stacked, _Norm
 
     calls, usual = [], _Norm.apply
     _Norm.apply = lambda *args: calls.append(args) or usual(*args)
@@ -92,8 +92,8 @@ def test_copies_on_a_gpu_end_as_each_alone():
 
 def test_copies_end_as_each_alone_in_tritons_interpreter():
     code = (
-        "from moiety.adapt import together; import test_layer_norm as test\n"
-        "together._runs_here = lambda x: True\n"
+        "from moiety.train import transformer; import test_layer_norm as test\n"
+        "transformer._runs_here = lambda x: True\n"
         "for shape in test.SHAPES: test.compare('cpu', shape, 1e-4)\n"
         "test.compare_half('cpu'); test.compare_under_vmap('cpu')"
     )

@@ -24,20 +24,14 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.overrides import TorchFunctionMode
 
 from ..moe import MoE
-from ..train.layers import HAVE_TRITON
+from ..train.transformer import Stacked
 from .repeated import Repeated, Tensors
 
 T = TypeVar("T")
-WIDEST = 4096  # numbers that a layer norm is over, so that they fit into registers
-# What may stand between queries, keys and values: it changes no number.
-VIEWS = (Tensor.view, Tensor.reshape, Tensor.transpose, Tensor.permute, Tensor.shape.__get__)  # type: ignore[attr-defined]
 
 
 class Part(Protocol):
@@ -274,167 +268,3 @@ def _no_questions() -> Iterator[None]:
         yield
     finally:
         masking_utils.is_tracing = usual
-
-
-class Stacked(TorchFunctionMode):
-    """Inside a vmapped function: linear layers, attention, dropout and norms of all copies as one.
-
-    vmap has its own ways for them. The one for linear layers adds the bias in a kernel of its own,
-    and in float32 even where products are in bfloat16; those for dropout and, on a GPU, for layer
-    norm take several passes where one will do.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        # By the last linear layer: what it read, whether with gradients, and its cast.
-        self.read: tuple[Tensor, bool, Tensor] | None = None
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        own = {
-            F.linear: self.linear,
-            F.scaled_dot_product_attention: self.attend,
-            F.dropout: self.drop,
-            F.layer_norm: self.norm,
-        }
-        if func is not F.linear and func not in VIEWS:
-            self.read = None  # it may be something else now
-        return own.get(func, func)(*args, **(kwargs or {}))
-
-    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if weight.dim() != 2 or not _is_stacked(input, weight, bias):
-            return F.linear(input, weight, bias)
-        return _Linear.apply(self.cast(input), weight, bias)
-
-    def cast(self, input: Tensor) -> Tensor:
-        """As products want it, once where several layers read the same: queries, keys, values."""
-        if not torch.is_autocast_enabled(input.device.type) or input.dtype == torch.float64:
-            return input
-        known = self.read is not None and self.read[0] is input
-        if self.read is None or not known or self.read[1] != torch.is_grad_enabled():
-            half = input.to(torch.get_autocast_dtype(input.device.type))
-            self.read = input, torch.is_grad_enabled(), half
-        return self.read[2]
-
-    def drop(
-        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
-        if inplace or not training or not p or not _is_stacked(input):
-            return F.dropout(input, p, training, inplace)
-        return _Drop.apply(input, p)
-
-    def norm(
-        self,
-        input: Tensor,
-        normalized_shape: Sequence[int],
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        plain = weight is None or bias is None or len(normalized_shape) > 1
-        if plain or not _runs_here(input) or not _is_stacked(input, weight, bias):
-            return F.layer_norm(input, normalized_shape, weight, bias, eps)
-        half = torch.is_autocast_enabled(input.device.type)
-        return _Norm.apply(input, weight, bias, eps, torch.float32 if half else input.dtype)
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        **more: Any,
-    ) -> Tensor:
-        parts = query, key, value, attn_mask
-        if not _is_stacked(*parts):
-            return F.scaled_dot_product_attention(*parts, dropout_p, is_causal, **more)
-        return _Attend.apply(*parts, dropout_p, is_causal, more)
-
-
-class _Vmapped(Function):
-    """What vmap sees; the plain operation in its rule is what runs."""
-
-    @staticmethod
-    def forward(*_: Any) -> Tensor:
-        raise NotImplementedError("the layers of many copies exist under vmap only")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        raise NotImplementedError("the layers of many copies exist under vmap only")
-
-
-def _is_stacked(*parts: Tensor | None) -> bool:
-    """Whether copies differ in any of them: vmap asks no rule where all share all."""
-    return any(part is not None and torch._C._functorch.is_batchedtensor(part) for part in parts)
-
-
-def _runs_here(x: Tensor) -> bool:
-    """Whether there are kernels for it."""
-    wide = x.shape[-1] > WIDEST or x.dtype not in (torch.float32, torch.bfloat16, torch.float16)
-    return x.is_cuda and HAVE_TRITON and not wide
-
-
-def _copies(t: Tensor, dim: int | None, size: int) -> Tensor:
-    """With all copies in front."""
-    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-
-
-class _Linear(_Vmapped):
-    @staticmethod
-    def vmap(
-        info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, int]:
-        x, weight = (_copies(t, dim, info.batch_size) for t, dim in zip((x, weight), dims))
-        rows, turned = x.reshape(len(x), -1, x.shape[-1]), weight.transpose(1, 2)
-        if bias is None:
-            y = torch.bmm(rows, turned)
-        else:
-            y = torch.baddbmm(_copies(bias, dims[2], info.batch_size)[:, None], rows, turned)
-        return y.view(*x.shape[:-1], y.shape[-1]), 0
-
-
-class _Attend(_Vmapped):
-    @staticmethod
-    def vmap(
-        info: Any,
-        dims: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        dropout: float,
-        causal: bool,
-        more: Mapping[str, Any],
-    ) -> tuple[Tensor, int]:
-        size = info.batch_size
-        q, k, v = (_copies(t, d, size).flatten(0, 1) for t, d in zip((query, key, value), dims))
-        if mask is not None and (dims[3] is not None or len(mask) > 1):
-            mask = _copies(mask, dims[3], size).flatten(0, 1)
-        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, **more)
-        return y.unflatten(0, (size, -1)), 0
-
-
-class _Drop(_Vmapped):
-    @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, p: float) -> tuple[Tensor, int]:
-        return torch.native_dropout(_copies(x, dims[0], info.batch_size), p, True)[0], 0
-
-
-class _Norm(_Vmapped):
-    @staticmethod
-    def vmap(
-        info: Any,
-        dims: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        eps: float,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, int]:
-        from ..train.layer_norm import layer_norm
-
-        x, weight, bias = (_copies(t, d, info.batch_size) for t, d in zip((x, weight, bias), dims))
-        return layer_norm(x, weight, bias, eps, dtype), 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -233,6 +233,10 @@ def _unflat(x_NHWI: Tensor, like: torch.Size, last: bool) -> Tensor:
     return x_NHWI.view(*like[:-2], *x_NHWI.shape[1:3])
 
 
+@overload
+def _stacked(t: Tensor, dim: int | None, copies: int) -> Tensor: ...
+@overload
+def _stacked(t: Tensor | None, dim: int | None, copies: int) -> Tensor | None: ...
 def _stacked(t: Tensor | None, dim: int | None, copies: int) -> Tensor | None:
     """A tensor with the copies in front, whether or not vmap batched it."""
     if t is None:
