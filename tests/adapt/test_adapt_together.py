@@ -14,6 +14,7 @@ from moiety.adapt import finetune, text
 from moiety.adapt.pretrain import further_pretrain, self_distill
 from moiety.adapt.together import Stack, together
 from moiety.hf import upcycle
+from moiety.train.compiled import Programs
 from moiety.train.transformer import Stacked
 
 SHORT = {"steps": 5, "batch": 6, "lr": 1e-3, "checks": 2}
@@ -283,6 +284,46 @@ def test_a_step_without_any_term_changes_nothing():
 
     made = together([lambda crew, s=s: adapt(s, crew=crew) for s in range(2)])
     alike([adapt(s).stages[-1].state for s in range(2)], [one.stages[-1].state for one in made])
+
+
+WAYS = ["further", "cls", "hidden", "prediction", "weights", "plain", "r3f"]
+COMPILED = [("cpu", way) for way in WAYS]  # traced alone: to compile takes longer
+COMPILED += [pytest.param("cuda", way, marks=[pytest.mark.gpu, gpu]) for way in WAYS]
+
+
+@pytest.mark.parametrize(("device", "way"), COMPILED)
+@pytest.mark.parametrize("kind", ["image", slow("text"), slow("mixture")])
+@pytest.mark.filterwarnings("error:a step is not compiled")
+def test_compiled_steps_of_one_crew_serve_the_next(kind, device, way, monkeypatch):
+    monkeypatch.setattr(text, "ROUND", 1)
+    read, precision = kind.replace("mixture", "text"), "bfloat16" if device == "cuda" else "float32"
+    three = [model.to("cpu") for model in models(read)]
+    if kind == "mixture":
+        for model in three:
+            words = {"experts": 4, "router": "top-k", "k": 2, "balance": {"switch": 0.01}}
+            model.model = upcycle(model.model, **words)
+    three = [model.to(device) for model in three]
+
+    def train(i, seed, **more):
+        words = {**SHORT, "seed": seed, "capture": device == "cuda", **more}
+        words["precision"] = precision
+        data = rows(read, 20, seed=seed)
+        if way in ("plain", "r3f"):
+            tuned = finetune(three[i], labelled(read, seed=seed), method=way, **words)
+            return tuned.classifier.model.state_dict()
+        if way == "further":
+            return further_pretrain(three[i], data, **words).stages[-1].state
+        teacher = {name: t.clone() for name, t in three[i - 1].model.state_dict().items()}
+        return self_distill(three[i], data, teacher=teacher, match=way, **words).stages[-1].state
+
+    programs = Programs() if device == "cuda" else Programs(lambda graph, inputs: graph)
+    for seeds in ((0, 1), (2, 3)):
+        calls = [lambda crew, s=s: train(s % 3, s, crew=crew) for s in seeds]
+        bound = 2e-2 if device == "cuda" else 1e-3
+        alike(together(calls), together(calls, programs), bound)
+        count, shapes = len(programs.known), {key[2:] for key in programs.known}
+        assert count and None not in programs.known.values()
+    assert count == len(shapes)  # no crew has programs of its own
 
 
 def stacked(one, *tensors):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -121,7 +122,8 @@ def _is_stacked(*parts: Tensor | None) -> bool:
 def _runs_here(x: Tensor) -> bool:
     """Whether there are kernels for it."""
     wide = x.shape[-1] > WIDEST or x.dtype not in (torch.float32, torch.bfloat16, torch.float16)
-    return x.is_cuda and HAVE_TRITON and not wide
+    # A trace does not see them, and a compiler makes its own.
+    return x.is_cuda and HAVE_TRITON and not wide and get_proxy_mode() is None
 
 
 class _Linear(_Vmapped):
