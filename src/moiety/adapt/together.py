@@ -237,7 +237,7 @@ class Stack:
         learned = {name for name, own in weights.items() if own.requires_grad}
         plain = {name: own.detach() for name, own in weights.items()}
         slopes: Callable[..., Any] = partial(_slopes, parts[0], learned)
-        if self.programs is not None:
+        if self.programs is not None and weights is self.weights:  # not for the last few
             slopes = self.programs.of(_key(parts[0], learned), slopes, plain, dict(tensors))
         by_name, told = slopes(plain, dict(tensors))
         for number, part in enumerate(parts):
