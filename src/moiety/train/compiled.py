@@ -29,10 +29,14 @@ Compiler = Callable[[GraphModule, list[Tensor]], Callable[..., Any]]
 
 
 def inductor(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    """torch's own compiler."""
+    """torch's own compiler; what one process made, others find in its cache on the disk."""
     import torch._inductor
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    with deterministic():
+    shapes = FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True))  # for the cache
+    with deterministic(), tracing(TracingContext(shapes)):
         return torch._inductor.compile(graph, [*inputs], options=dict(OPTIONS))
 
 
@@ -82,7 +86,7 @@ def traced(function: Function, args: tuple[Any, ...], compiler: Compiler = induc
         return found
 
     graph = make_fx(flat)(*leaves)
-    check_constants(graph)
+    settle_constants(graph, leaves[0].device)
     made = compiler(graph, leaves)
 
     def call(*args: Any) -> Any:
@@ -92,12 +96,16 @@ def traced(function: Function, args: tuple[Any, ...], compiler: Compiler = induc
     return call
 
 
-def check_constants(graph: GraphModule) -> None:
-    """Raise if numbers that another call would have otherwise were frozen into the graph.
+def settle_constants(graph: GraphModule, device: torch.device) -> None:
+    """Bring what was frozen into a graph to the device, so that no step waits for the host.
 
-    So are weights that are no argument, and all that a kernel wrote which torch does not see.
+    Numbers that another call would have otherwise raise: weights that are no argument, and all that
+    a kernel wrote which torch does not see.
     """
-    held = [getattr(graph, n.target) for n in graph.graph.nodes if n.op == "get_attr"]
-    for one in held:
-        if isinstance(one, Tensor) and one.is_floating_point() and one.numel() > 1:
-            raise ValueError(f"it reads {list(one.shape)} numbers that are no argument of it")
+    names = {node.target for node in graph.graph.nodes if node.op == "get_attr"}
+    for name in names:
+        held = getattr(graph, name)
+        if isinstance(held, Tensor):
+            if held.is_floating_point() and held.numel() > 1:
+                raise ValueError(f"it reads {list(held.shape)} numbers that are no argument of it")
+            setattr(graph, name, held.to(device))

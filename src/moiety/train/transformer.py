@@ -132,12 +132,35 @@ class _Linear(_Vmapped):
         info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, int]:
         x, weight = (_stacked(t, dim, info.batch_size) for t, dim in zip((x, weight), dims))
-        rows, turned = x.reshape(len(x), -1, x.shape[-1]), weight.transpose(1, 2)
-        if bias is None:
-            y = torch.bmm(rows, turned)
-        else:
-            y = torch.baddbmm(_stacked(bias, dims[2], info.batch_size)[:, None], rows, turned)
+        if bias is not None:
+            bias = _stacked(bias, dims[2], info.batch_size)
+        y = _Products.apply(x.reshape(len(x), -1, x.shape[-1]), weight, bias)
         return y.view(*x.shape[:-1], y.shape[-1]), 0
+
+
+class _Products(Function):
+    """x_STD times the turned w_SFD, plus b_SF, in the precision of x.
+
+    torch's own gradient of the weights would lie turned in memory, and be copied and cast.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        ctx.dtypes = w.dtype, None if b is None else b.dtype
+        w = w.to(x.dtype)
+        ctx.save_for_backward(x, w)
+        if b is None:
+            return torch.bmm(x, w.transpose(1, 2))
+        return torch.baddbmm(b.to(x.dtype)[:, None], x, w.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, w = ctx.saved_tensors
+        of_weight, of_bias = ctx.dtypes
+        to_x = torch.bmm(g, w) if ctx.needs_input_grad[0] else None
+        to_w = torch.bmm(g.transpose(1, 2), x).to(of_weight) if ctx.needs_input_grad[1] else None
+        to_b = g.sum(1, dtype=of_bias) if ctx.needs_input_grad[2] else None
+        return to_x, to_w, to_b
 
 
 class _Attend(_Vmapped):
