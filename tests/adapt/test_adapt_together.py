@@ -14,7 +14,7 @@ from moiety.adapt import finetune, text
 from moiety.adapt.pretrain import further_pretrain, self_distill
 from moiety.adapt.together import Stack, together
 from moiety.hf import upcycle
-from moiety.train.compiled import Programs
+from moiety.train import transformer
 from moiety.train.transformer import Stacked
 
 SHORT = {"steps": 5, "batch": 6, "lr": 1e-3, "checks": 2}
@@ -286,46 +286,6 @@ def test_a_step_without_any_term_changes_nothing():
     alike([adapt(s).stages[-1].state for s in range(2)], [one.stages[-1].state for one in made])
 
 
-WAYS = ["further", "cls", "hidden", "prediction", "weights", "plain", "r3f"]
-COMPILED = [("cpu", way) for way in WAYS]  # traced alone: to compile takes longer
-COMPILED += [pytest.param("cuda", way, marks=[pytest.mark.gpu, gpu]) for way in WAYS]
-
-
-@pytest.mark.parametrize(("device", "way"), COMPILED)
-@pytest.mark.parametrize("kind", ["image", slow("text"), slow("mixture")])
-@pytest.mark.filterwarnings("error:a step is not compiled")
-def test_compiled_steps_of_one_crew_serve_the_next(kind, device, way, monkeypatch):
-    monkeypatch.setattr(text, "ROUND", 1)
-    read, precision = kind.replace("mixture", "text"), "bfloat16" if device == "cuda" else "float32"
-    three = [model.to("cpu") for model in models(read)]
-    if kind == "mixture":
-        for model in three:
-            words = {"experts": 4, "router": "top-k", "k": 2, "balance": {"switch": 0.01}}
-            model.model = upcycle(model.model, **words)
-    three = [model.to(device) for model in three]
-
-    def train(i, seed, **more):
-        words = {**SHORT, "seed": seed, "capture": device == "cuda", **more}
-        words["precision"] = precision
-        data = rows(read, 20, seed=seed)
-        if way in ("plain", "r3f"):
-            tuned = finetune(three[i], labelled(read, seed=seed), method=way, **words)
-            return tuned.classifier.model.state_dict()
-        if way == "further":
-            return further_pretrain(three[i], data, **words).stages[-1].state
-        teacher = {name: t.clone() for name, t in three[i - 1].model.state_dict().items()}
-        return self_distill(three[i], data, teacher=teacher, match=way, **words).stages[-1].state
-
-    programs = Programs() if device == "cuda" else Programs(lambda graph, inputs: graph)
-    for seeds in ((0, 1), (2, 3)):
-        calls = [lambda crew, s=s: train(s % 3, s, crew=crew) for s in seeds]
-        bound = 2e-2 if device == "cuda" else 1e-3
-        alike(together(calls), together(calls, programs), bound)
-        count, shapes = len(programs.known), {key[2:] for key in programs.known}
-        assert count and None not in programs.known.values()
-    assert count == len(shapes)  # no crew has programs of its own
-
-
 def stacked(one, *tensors):
     """A function of each of several copies, by the layers of a crew."""
 
@@ -365,7 +325,8 @@ def test_layers_that_read_the_same_cast_it_once_and_again_when_it_changed(change
     casts, cast = [], Tensor.to
 
     def spy(tensor, *words, **more):
-        casts.append(tensor)
+        if tensor.shape == x.shape[1:]:  # of one copy; weights are cast, too
+            casts.append(tensor)
         return cast(tensor, *words, **more)
 
     def one(x, weights):
@@ -385,6 +346,20 @@ def test_layers_that_read_the_same_cast_it_once_and_again_when_it_changed(change
     for found, known in zip((*before, after), wanted, strict=True):
         assert found.dtype == torch.bfloat16
         torch.testing.assert_close(found, known, atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_attention_has_a_mask_where_there_is_padding_alone(kind, monkeypatch):
+    three, masks, usual = models(kind), [], transformer._Attend.vmap
+
+    def spy(info, dims, query, key, value, mask, *more):
+        masks.append(mask)
+        return usual(info, dims, query, key, value, mask, *more)
+
+    monkeypatch.setattr(transformer._Attend, "vmap", staticmethod(spy))
+    words = {**SHORT, "steps": 1, "batch": 3}
+    together([lambda crew, m=m: further_pretrain(m, rows(kind), crew=crew, **words) for m in three])
+    assert masks and all((mask is None) == (kind == "image") for mask in masks)
 
 
 def test_a_layer_without_gradients_leaves_those_of_the_next_one():

@@ -17,11 +17,9 @@ that it depends on who is there, as it does on when each was killed and went on.
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -30,7 +28,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.stateless import _reparametrize_module
 
 from ..moe import MoE
-from ..train.compiled import Programs
 from ..train.transformer import Stacked
 from .repeated import Repeated, Tensors
 
@@ -101,12 +98,9 @@ class Stopped(Exception):
     """Another member failed."""
 
 
-def together(calls: Sequence[Callable[[Member], T]], programs: Programs | None = None) -> list[T]:
-    """What the calls return, each of which is given its place in the crew.
-
-    programs    compile the steps, and keep them here for the next crew; None: as they are
-    """
-    crew, members = Crew(programs), [Member() for _ in calls]
+def together(calls: Sequence[Callable[[Member], T]]) -> list[T]:
+    """What the calls return, each of which is given its place in the crew."""
+    crew, members = Crew(), [Member() for _ in calls]
     threads = [
         threading.Thread(target=member._work, args=(call,), daemon=True)
         for member, call in zip(members, calls)
@@ -143,8 +137,7 @@ def _take_turns(crew: Crew, members: Sequence[Member]) -> None:
 class Crew:
     """The steps of all that wait for one: those of one loss together."""
 
-    def __init__(self, programs: Programs | None = None) -> None:
-        self.programs = programs
+    def __init__(self) -> None:
         self.stacks: dict[Hashable, Stack] = {}
 
     def step(self, members: Sequence[Member]) -> None:
@@ -155,7 +148,7 @@ class Crew:
         for alike in [alike for alike in self.stacks if alike not in groups]:
             self.stacks.pop(alike).close()  # all of them have ended
         for alike, own in groups.items():
-            self.stacks.setdefault(alike, Stack(self.programs)).step(own)
+            self.stacks.setdefault(alike, Stack()).step(own)
 
     def close(self) -> None:
         for stack in self.stacks.values():
@@ -165,8 +158,7 @@ class Crew:
 class Stack:
     """The stacked weights of some trainings, and their steps."""
 
-    def __init__(self, programs: Programs | None = None) -> None:
-        self.programs = programs
+    def __init__(self) -> None:
         self.parts: list[Part] = []
         self.weights: dict[str, Tensor] = {}
         self.steps: dict[tuple[int, ...], Callable[[Tensors], dict[str, Tensor]]] = {}
@@ -234,48 +226,23 @@ class Stack:
             }
             for name, own in weights.items():
                 own.requires_grad_(self.weights[name].requires_grad)
-        learned = {name for name, own in weights.items() if own.requires_grad}
-        plain = {name: own.detach() for name, own in weights.items()}
-        slopes: Callable[..., Any] = partial(_slopes, parts[0], learned)
-        if self.programs is not None and weights is self.weights:  # not for the last few
-            slopes = self.programs.of(_key(parts[0], learned), slopes, plain, dict(tensors))
-        by_name, told = slopes(plain, dict(tensors))
+        model = parts[0].trained_model
+
+        def one(weights: Mapping[str, Tensor], tensors: Tensors) -> Any:
+            with _reparametrize_module(model, dict(weights), tie_weights=True), Stacked():
+                return parts[0].loss(tensors)
+
+        with _no_questions():
+            losses_S, told = torch.func.vmap(one, randomness="different")(weights, dict(tensors))
+        learned = {name: own for name, own in weights.items() if own.requires_grad}
+        slopes = torch.autograd.grad(losses_S.sum(), [*learned.values()], allow_unused=True)
+        # A fused optimizer wants gradients to lie in memory as weights do.
+        by_name = {name: g.contiguous() for name, g in zip(learned, slopes) if g is not None}
         for number, part in enumerate(parts):
             for name, p in part.trained_model.named_parameters():
                 p.grad = by_name[name][number] if name in by_name else None
             part.apply()
         return told
-
-
-def _slopes(
-    part: Part, learned: Set[str], weights: dict[str, Tensor], tensors: Tensors
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The gradients of all copies by the name of the weight, and what their losses tell."""
-    model = part.trained_model
-
-    def one(weights: Mapping[str, Tensor], tensors: Tensors) -> Any:
-        with _reparametrize_module(model, dict(weights), tie_weights=True), Stacked():
-            return part.loss(tensors)
-
-    weights = {n: own.detach().requires_grad_(n in learned) for n, own in weights.items()}
-    with _no_questions():
-        losses_S, told = torch.func.vmap(one, randomness="different")(weights, tensors)
-    asked = [own for own in weights.values() if own.requires_grad]
-    slopes = torch.autograd.grad(losses_S.sum(), asked, allow_unused=True)
-    names = [name for name in weights if name in learned]
-    # A fused optimizer wants gradients to lie in memory as weights do.
-    return {name: g.contiguous() for name, g in zip(names, slopes) if g is not None}, told
-
-
-def _key(part: Part, learned: Set[str]) -> Hashable:
-    """All that the loss of a crew depends on, besides weights, tensors and their shapes."""
-    model: Any = part.trained_model
-    config = {word: value for word, value in model.config.to_dict().items() if word[0] != "_"}
-    # What experts were measured by differs from model to model, and decides nothing.
-    mixed = {k: v for k, v in config.pop("quantization_config", {}).items() if k != "receipt"}
-    modes = tuple(module.training for module in model.modules())
-    said = json.dumps([config, mixed], sort_keys=True, default=str)
-    return type(part), part.alike, type(model), said, modes, tuple(sorted(learned))
 
 
 def _is_constant(buffer: Tensor) -> bool:
@@ -293,10 +260,16 @@ def _stacked(parts: Sequence[Part], each: Sequence[Tensors]) -> Tensors:
 
 @contextmanager
 def _no_questions() -> Iterator[None]:
-    """transformers asks whether a batch has padding at all, which has no one answer here."""
+    """transformers asks whether a batch has padding at all, which has no one answer here.
+
+    Where there is no mask to ask, as for images, it shall not make one: attention is slow with it.
+    """
     from transformers import masking_utils
 
-    usual, masking_utils.is_tracing = masking_utils.is_tracing, lambda *_: True
+    usual, masking_utils.is_tracing = (
+        masking_utils.is_tracing,
+        lambda tensor=None: tensor is not None,
+    )
     try:
         yield
     finally:

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from .layers import HAVE_TRITON, _stacked
 
+SHORT = 32  # tokens, so few that flash attention's tiles are mostly empty
 WIDEST = 4096  # numbers that a layer norm is over, so that they fit into registers
 # What may stand between queries, keys and values: it changes no number.
 VIEWS = (Tensor.view, Tensor.reshape, Tensor.transpose, Tensor.permute, Tensor.shape.__get__)  # type: ignore[attr-defined]
@@ -122,8 +123,7 @@ def _is_stacked(*parts: Tensor | None) -> bool:
 def _runs_here(x: Tensor) -> bool:
     """Whether there are kernels for it."""
     wide = x.shape[-1] > WIDEST or x.dtype not in (torch.float32, torch.bfloat16, torch.float16)
-    # A trace does not see them, and a compiler makes its own.
-    return x.is_cuda and HAVE_TRITON and not wide and get_proxy_mode() is None
+    return x.is_cuda and HAVE_TRITON and not wide
 
 
 class _Linear(_Vmapped):
@@ -180,8 +180,19 @@ class _Attend(_Vmapped):
         q, k, v = (_stacked(t, d, size).flatten(0, 1) for t, d in zip((query, key, value), dims))
         if mask is not None and (dims[3] is not None or len(mask) > 1):
             mask = _stacked(mask, dims[3], size).flatten(0, 1)
-        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, **more)
+        with sdpa_kernel(_backends(q.shape[2]), set_priority=True):
+            y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, **more)
         return y.unflatten(0, (size, -1)), 0
+
+
+def _backends(length: int) -> list[SDPBackend]:
+    """The kernels of attention that keep heads inside tokens, the fastest for a length first.
+
+    cuDNN's are fast, too, but what they return must be copied into that order, forwards and
+    backwards.
+    """
+    own = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    return [*(own if length > SHORT else reversed(own)), SDPBackend.MATH]
 
 
 class _Drop(_Vmapped):

@@ -20,7 +20,6 @@ from ...adapt import place_patches
 from ...adapt.encoders import Encoder
 from ...adapt.images import ImageEncoder
 from ...train import seeded
-from ...train.compiled import OPTIONS
 from ..robust.vision import augment
 from .corpora import SPECIAL, Corpus, Kind
 
@@ -97,9 +96,9 @@ def _text_config(settings: Settings, vocabulary: int) -> Any:
 
 
 def masked_loss(
-    encoder: Encoder, data: Tensor, settings: Mapping[str, Any], compiled: bool = False
+    encoder: Encoder, data: Tensor, settings: Mapping[str, Any]
 ) -> Callable[[Tensor], Tensor]:
-    """The masked loss of the examples with these numbers, in bf16 on a GPU, there also compiled.
+    """The masked loss of the examples with these numbers, in bf16 on a GPU.
 
     What is hidden is drawn here and handed to the model. The numbers come from the device's own
     generator, which `train` seeds, keeps in its checkpoints and carries through a captured step;
@@ -112,8 +111,6 @@ def masked_loss(
         one = image_loss(encoder, settings["crop"])
     else:
         data, one = data.to(device), text_loss(encoder.model)
-    if compiled and device.type == "cuda":
-        one = torch.compile(one, dynamic=False, options=dict(OPTIONS))
 
     def loss(rows: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):

@@ -45,7 +45,6 @@ from ...adapt.scores import scores
 from ...adapt.together import Member, together
 from ...adapt.tuning import OPTIONS
 from ...train import seeded
-from ...train.compiled import Programs
 from ...train.draws import step_seed
 from .contrast import contrast
 from .corpora import checksums
@@ -56,7 +55,6 @@ from .targets import TARGETS, Examples, Target, load_target
 RECIPE = 3  # of what trains here; a change of the code that trains otherwise adds one
 TUNE = 21  # what the seed of a case is used for, besides its own draws
 CAPTURE = True  # on a GPU, repeat steps as CUDA graphs
-COMPILE = True  # and let torch's compiler make the kernels of a crew
 Plan = dict[str, Any]  # of an encoder, plain JSON; a teacher's is inside
 Tick = Callable[[float], None]
 T = TypeVar("T")
@@ -252,17 +250,9 @@ def _held(homes: Iterable[Path]) -> Iterator[None]:
         yield
 
 
-@lru_cache(maxsize=1)
-def programs() -> Programs:
-    """The compiled steps of this process: its blocks have few shapes."""
-    return Programs()
-
-
 def _all(calls: Sequence[Callable[[Member | None], T]], alike: bool = True) -> list[T]:
     """What the calls return: as one program, or one after the other where that cannot be."""
-    compiled = programs() if COMPILE and torch.cuda.is_available() else None
-    many = alike and len(calls) > 1
-    made = together(calls, compiled) if many else [call(None) for call in calls]
+    made = together(calls) if alike and len(calls) > 1 else [call(None) for call in calls]
     if torch.cuda.is_initialized():  # other processes need what these held
         torch.cuda.empty_cache()
     return made

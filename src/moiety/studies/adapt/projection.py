@@ -146,7 +146,7 @@ def _seconds(run: Callable[..., Any], alike: bool) -> float:
     for steps in (1, STEPS, 2 * STEPS):  # the first one warms up
         began = time.perf_counter()
         if alike:
-            together([partial(_with, run, steps)] * many, pool.programs())
+            together([partial(_with, run, steps)] * many)
         else:
             run(steps=steps)
         times.append(time.perf_counter() - began)

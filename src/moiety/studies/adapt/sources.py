@@ -51,7 +51,6 @@ from ...adapt.encoders import Encoder
 from ...lab.checkpoint import Checkpoint
 from ...lab.store import Curve
 from ...train import find_device, seeded
-from ...train.compiled import deterministic
 from ...train.loop import Recipe, train
 from .corpora import Corpus, Kind, checksums, corpus_of, folder, named_by
 from .masked_models import Settings, build, masked_loss
@@ -200,7 +199,7 @@ def _make(
 
 def _train(encoder: Encoder, settings: Settings, seed: int, corpus: Corpus, **words: Any) -> Any:
     """Train an encoder that was built; a larger score is a smaller loss on held-out data."""
-    loss = masked_loss(encoder, corpus.train, settings, compiled=True)
+    loss = masked_loss(encoder, corpus.train, settings)
     check = masked_loss(encoder, corpus.held, {**settings, "crop": 0})
     held = torch.arange(len(corpus.held), device=encoder.device).split(settings["batch"])
 
@@ -215,18 +214,17 @@ def _train(encoder: Encoder, settings: Settings, seed: int, corpus: Corpus, **wo
         points=words.pop("points", 40),
         checks=words.pop("checks", 2),
     )
-    with deterministic():
-        return train(
-            encoder.model,
-            recipe,
-            examples=len(corpus.train),
-            seed=seed,
-            loss=loss,
-            score=score,
-            save_every=SAVE,
-            capture=True,
-            **words,
-        )
+    return train(
+        encoder.model,
+        recipe,
+        examples=len(corpus.train),
+        seed=seed,
+        loss=loss,
+        score=score,
+        save_every=SAVE,
+        capture=True,
+        **words,
+    )
 
 
 # -- all of them -----------------------------------------------------------------------------------
