@@ -38,6 +38,7 @@ class Part(Protocol):
     """A training that takes its steps with others."""
 
     captures: bool
+    recipe: Any  # with a precision
 
     @property
     def trained_model(self) -> nn.Module: ...
@@ -226,14 +227,18 @@ class Stack:
             }
             for name, own in weights.items():
                 own.requires_grad_(self.weights[name].requires_grad)
-        model = parts[0].trained_model
+        model, halves = parts[0].trained_model, {}
+        if parts[0].recipe.precision == "bfloat16":
+            halves = _halves(weights)
 
-        def one(weights: Mapping[str, Tensor], tensors: Tensors) -> Any:
-            with _reparametrize_module(model, dict(weights), tie_weights=True), Stacked():
+        def one(weights: Mapping[str, Tensor], halves: Tensors, tensors: Tensors) -> Any:
+            known = Stacked({id(weights[name]): half for name, half in halves.items()})
+            with _reparametrize_module(model, dict(weights), tie_weights=True), known:
                 return parts[0].loss(tensors)
 
+        all_copies = torch.func.vmap(one, randomness="different")
         with _no_questions():
-            losses_S, told = torch.func.vmap(one, randomness="different")(weights, dict(tensors))
+            losses_S, told = all_copies(weights, halves, dict(tensors))
         learned = {name: own for name, own in weights.items() if own.requires_grad}
         slopes = torch.autograd.grad(losses_S.sum(), [*learned.values()], allow_unused=True)
         # A fused optimizer wants gradients to lie in memory as weights do.
@@ -243,6 +248,14 @@ class Stack:
                 p.grad = by_name[name][number] if name in by_name else None
             part.apply()
         return told
+
+
+@torch.no_grad()
+def _halves(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All weights in bfloat16, on a GPU by a few kernels."""
+    halves = {name: torch.empty_like(own, dtype=torch.bfloat16) for name, own in weights.items()}
+    torch._foreach_copy_([*halves.values()], [*weights.values()])
+    return halves
 
 
 def _is_constant(buffer: Tensor) -> bool:

@@ -30,11 +30,14 @@ class Stacked(TorchFunctionMode):
 
     vmap has its own ways for them. The one for linear layers adds the bias in a kernel of its own,
     and in float32 even where products are in bfloat16; those for dropout and, on a GPU, for layer
-    norm take several passes where one will do.
+    norm take several passes where one will do; a convolution is done copy by copy.
+
+    halves    of weights by their id, as products want them; others are cast when they are met
     """
 
-    def __init__(self) -> None:
+    def __init__(self, halves: Mapping[int, Tensor] | None = None) -> None:
         super().__init__()
+        self.halves = halves or {}
         # By the last linear layer: what it read, whether with gradients, and its cast.
         self.read: tuple[Tensor, bool, Tensor] | None = None
 
@@ -43,6 +46,7 @@ class Stacked(TorchFunctionMode):
     ) -> Any:
         own = {
             F.linear: self.linear,
+            F.conv2d: self.convolve,
             F.scaled_dot_product_attention: self.attend,
             F.dropout: self.drop,
             F.layer_norm: self.norm,
@@ -54,7 +58,19 @@ class Stacked(TorchFunctionMode):
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.dim() != 2 or not _is_stacked(input, weight, bias):
             return F.linear(input, weight, bias)
-        return _Linear.apply(self.cast(input), weight, bias)
+        halves = [self.halves.get(id(part)) for part in (weight, bias)]
+        return _Linear.apply(self.cast(input), weight, bias, *halves)
+
+    def convolve(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *words: Any, **more: Any
+    ) -> Tensor:
+        """One over patches that do not overlap is a linear layer of each patch."""
+        if not _is_patching(input, weight, *words, **more):
+            return F.conv2d(input, weight, bias, *words, **more)
+        height, width = weight.shape[2:]
+        parts = input.unflatten(3, (-1, width)).unflatten(2, (-1, height))
+        patches = parts.permute(0, 2, 4, 1, 3, 5).flatten(3)
+        return self.linear(patches, weight.flatten(1), bias).permute(0, 3, 1, 2)
 
     def cast(self, input: Tensor) -> Tensor:
         """As products want it, once where several layers read the same: queries, keys, values."""
@@ -120,6 +136,22 @@ def _is_stacked(*parts: Tensor | None) -> bool:
     return any(part is not None and torch._C._functorch.is_batchedtensor(part) for part in parts)
 
 
+def _is_patching(
+    input: Tensor,
+    weight: Tensor,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> bool:
+    """Whether a convolution cuts images into patches of its own size."""
+    size = tuple(weight.shape[2:])
+    same = tuple(stride) == size if isinstance(stride, Sequence) else (stride, stride) == size
+    fits = input.dim() == 4 and not any(n % part for n, part in zip(input.shape[2:], size))
+    plain = padding in (0, (0, 0)) and dilation in (1, (1, 1)) and groups == 1
+    return same and fits and plain and _is_stacked(input, weight)
+
+
 def _runs_here(x: Tensor) -> bool:
     """Whether there are kernels for it."""
     wide = x.shape[-1] > WIDEST or x.dtype not in (torch.float32, torch.bfloat16, torch.float16)
@@ -128,13 +160,13 @@ def _runs_here(x: Tensor) -> bool:
 
 class _Linear(_Vmapped):
     @staticmethod
-    def vmap(
-        info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, int]:
-        x, weight = (_stacked(t, dim, info.batch_size) for t, dim in zip((x, weight), dims))
-        if bias is not None:
-            bias = _stacked(bias, dims[2], info.batch_size)
-        y = _Products.apply(x.reshape(len(x), -1, x.shape[-1]), weight, bias)
+    def vmap(info: Any, dims: Any, x: Tensor, *weights: Tensor | None) -> tuple[Tensor, int]:
+        x = _stacked(x, dims[0], info.batch_size)
+        weights = tuple(
+            None if part is None else _stacked(part, dim, info.batch_size)
+            for part, dim in zip(weights, dims[1:])
+        )
+        y = _Products.apply(x.reshape(len(x), -1, x.shape[-1]), *weights)
         return y.view(*x.shape[:-1], y.shape[-1]), 0
 
 
@@ -145,22 +177,37 @@ class _Products(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        half_w: Tensor | None = None,
+        half_b: Tensor | None = None,
+    ) -> Tensor:
         ctx.dtypes = w.dtype, None if b is None else b.dtype
-        w = w.to(x.dtype)
+        w = w.to(x.dtype) if half_w is None else half_w
         ctx.save_for_backward(x, w)
         if b is None:
             return torch.bmm(x, w.transpose(1, 2))
-        return torch.baddbmm(b.to(x.dtype)[:, None], x, w.transpose(1, 2))
+        b = b.to(x.dtype) if half_b is None else half_b
+        return torch.baddbmm(b[:, None], x, w.transpose(1, 2))
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
         of_weight, of_bias = ctx.dtypes
         to_x = torch.bmm(g, w) if ctx.needs_input_grad[0] else None
-        to_w = torch.bmm(g.transpose(1, 2), x).to(of_weight) if ctx.needs_input_grad[1] else None
+        to_w = _product(g.transpose(1, 2), x, of_weight) if ctx.needs_input_grad[1] else None
         to_b = g.sum(1, dtype=of_bias) if ctx.needs_input_grad[2] else None
-        return to_x, to_w, to_b
+        return to_x, to_w, to_b, None, None
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A batched product in a wider dtype than its factors; a GPU writes it as it has summed it."""
+    if a.is_cuda and a.dtype == torch.bfloat16 and dtype == torch.float32:
+        return torch.bmm(a, b, dtype)
+    return torch.bmm(a, b).to(dtype)
 
 
 class _Attend(_Vmapped):
