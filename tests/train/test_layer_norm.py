@@ -56,6 +56,59 @@ def compare_half(device):
         torch.testing.assert_close(y.float(), known, atol=0.03, rtol=0.01)
 
 
+def compare_both(device):
+    """In two dtypes by one pass: the same values, and gradients through either or through both."""
+    from moiety.train.layer_norm import layer_norm
+
+    for shape in SHAPES:
+        x, scale, shift, g = draw(shape, device)
+        for read in ("full", "half", "both"):
+            own, other = ([t.clone().requires_grad_() for t in (x, scale, shift)] for _ in "ab")
+            y, half = layer_norm(*own, EPS, torch.float32, torch.bfloat16)
+            known = layer_norm(*other, EPS, torch.float32)
+            assert torch.equal(y, known) and half.dtype == torch.bfloat16
+            # The interpreter cuts numbers off where a GPU rounds them.
+            torch.testing.assert_close(half.float(), known, atol=1e-6, rtol=2**-7)
+            rounded = g.to(torch.bfloat16)
+            if read == "full":
+                y.backward(g)
+                known.backward(g)
+            elif read == "half":
+                half.backward(rounded)
+                known.backward(rounded.float())
+            else:
+                torch.autograd.backward([y, half], [g, rounded])
+                known.backward(g + rounded.float())
+            for mine, theirs in zip(own, other):
+                torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-6, rtol=1e-5)
+
+
+def compare_in_a_crew(device):
+    """A norm before linear layers in bfloat16: as vmap itself has it, with one cast less."""
+    from moiety.train.transformer import Stacked
+
+    x, scale, shift, _ = draw(SHAPES[0], device)
+    weights = torch.randn(3, 12, 12, generator=torch.Generator().manual_seed(1)).to(device)
+
+    def one(x, scale, shift, weight):
+        seen = F.layer_norm(x, [12], scale, shift, EPS)
+        return F.linear(seen, weight).float() + F.linear(seen, weight.T).float() + seen
+
+    def inside(*parts):
+        with Stacked(), torch.autocast(device, torch.bfloat16):
+            return one(*parts)
+
+    def plain(*parts):
+        with torch.autocast(device, torch.bfloat16):
+            return one(*parts)
+
+    parts = [t.clone().requires_grad_() for t in (x, scale, shift, weights)]
+    found, known = (torch.func.vmap(f)(*parts) for f in (inside, plain))
+    slopes = [torch.autograd.grad(y.sum(), parts) for y in (found, known)]
+    for mine, theirs in zip((found, *slopes[0]), (known, *slopes[1])):
+        assert float((mine - theirs).norm() / theirs.norm()) < 0.01
+
+
 def compare_under_vmap(device, kernels=True):
     """As a crew has it: some copies share an input, or a weight that is not stacked."""
     from moiety.train.transformer import Stacked, _Norm
@@ -87,6 +140,8 @@ def test_copies_on_a_gpu_end_as_each_alone():
     for shape in [*SHAPES, (8, (32, 65), 192), (6, (64, 96), 256)]:
         compare("cuda", shape, 2e-4)
     compare_half("cuda")
+    compare_both("cuda")
+    compare_in_a_crew("cuda")
     compare_under_vmap("cuda")
 
 
@@ -95,7 +150,8 @@ def test_copies_end_as_each_alone_in_tritons_interpreter():
         "from moiety.train import transformer; import test_layer_norm as test\n"
         "transformer._runs_here = lambda x: True\n"
         "for shape in test.SHAPES: test.compare('cpu', shape, 1e-4)\n"
-        "test.compare_half('cpu'); test.compare_under_vmap('cpu')"
+        "test.compare_half('cpu'); test.compare_both('cpu'); test.compare_in_a_crew('cpu')\n"
+        "test.compare_under_vmap('cpu')"
     )
     interpret(code, __file__)
 

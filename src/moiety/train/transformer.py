@@ -72,13 +72,20 @@ class Stacked(TorchFunctionMode):
         patches = parts.permute(0, 2, 4, 1, 3, 5).flatten(3)
         return self.linear(patches, weight.flatten(1), bias).permute(0, 3, 1, 2)
 
+    def wanted(self, input: Tensor) -> torch.dtype | None:
+        """The dtype of products, where it may be another one."""
+        if not torch.is_autocast_enabled(input.device.type) or input.dtype == torch.float64:
+            return None
+        return torch.get_autocast_dtype(input.device.type)
+
     def cast(self, input: Tensor) -> Tensor:
         """As products want it, once where several layers read the same: queries, keys, values."""
-        if not torch.is_autocast_enabled(input.device.type) or input.dtype == torch.float64:
+        dtype = self.wanted(input)
+        if dtype is None:
             return input
         known = self.read is not None and self.read[0] is input
         if self.read is None or not known or self.read[1] != torch.is_grad_enabled():
-            half = input.to(torch.get_autocast_dtype(input.device.type))
+            half = input.to(dtype)
             self.read = input, torch.is_grad_enabled(), half
         return self.read[2]
 
@@ -100,8 +107,12 @@ class Stacked(TorchFunctionMode):
         plain = weight is None or bias is None or len(normalized_shape) > 1
         if plain or not _runs_here(input) or not _is_stacked(input, weight, bias):
             return F.layer_norm(input, normalized_shape, weight, bias, eps)
-        half = torch.is_autocast_enabled(input.device.type)
-        return _Norm.apply(input, weight, bias, eps, torch.float32 if half else input.dtype)
+        dtype = self.wanted(input)
+        if dtype is None:
+            return _Norm.apply(input, weight, bias, eps, input.dtype, None)
+        made, half = _Norm.apply(input, weight, bias, eps, torch.float32, dtype)
+        self.read = made, torch.is_grad_enabled(), half  # for the linear layer that comes next
+        return made
 
     def attend(
         self,
@@ -258,8 +269,10 @@ class _Norm(_Vmapped):
         bias: Tensor,
         eps: float,
         dtype: torch.dtype,
-    ) -> tuple[Tensor, int]:
+        half: torch.dtype | None,
+    ) -> Any:
         from .layer_norm import layer_norm
 
         x, weight, bias = (_stacked(t, d, info.batch_size) for t, d in zip((x, weight, bias), dims))
-        return layer_norm(x, weight, bias, eps, dtype), 0
+        made = layer_norm(x, weight, bias, eps, dtype, half)
+        return made, 0 if half is None else (0, 0)
