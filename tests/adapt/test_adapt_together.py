@@ -9,6 +9,7 @@ from rows import encoder, labelled, moved, rows
 from test_repeated import near, without_dropout
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
 from moiety.adapt import finetune, text
 from moiety.adapt.pretrain import further_pretrain, self_distill
@@ -130,9 +131,16 @@ def test_the_same_again_is_the_same_to_the_bit():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("router", ["cosine", *(slow(name) for name in ("top-k", "softmax"))])
+@pytest.mark.parametrize(
+    ("router", "precision"),
+    [
+        ("cosine", "float32"),
+        ("top-k", "bfloat16"),
+        *(pytest.param(r, "float32", marks=pytest.mark.slow) for r in ("top-k", "softmax")),
+    ],
+)
 @pytest.mark.parametrize("way", [slow("further"), slow("distil"), "routing", "tune"])
-def test_mixtures_end_as_each_would_alone(way, router, device, monkeypatch):
+def test_mixtures_end_as_each_would_alone(way, router, precision, device, monkeypatch):
     monkeypatch.setattr(text, "ROUND", 1)
     three = [model.to("cpu") for model in models("text")]
     for seed, model in enumerate(three):
@@ -144,6 +152,7 @@ def test_mixtures_end_as_each_would_alone(way, router, device, monkeypatch):
 
     def train(i, **more):
         words = {**SHORT, "batch": 3, "seed": i, "capture": device == "cuda", **more}
+        words["precision"] = precision
         if way == "tune":
             tuned = finetune(three[i], labelled("text", seed=i), **words)
             return tuned.classifier.model.state_dict()
@@ -155,7 +164,8 @@ def test_mixtures_end_as_each_would_alone(way, router, device, monkeypatch):
         return self_distill(three[i], data, teacher=teacher, **words).stages[-1].state
 
     alone = [train(i) for i in range(3)]
-    alike(alone, together([lambda crew, i=i: train(i, crew=crew) for i in range(3)]), bound=1e-3)
+    made = together([lambda crew, i=i: train(i, crew=crew) for i in range(3)])
+    alike(alone, made, bound=1e-3 if precision == "float32" else 0.02)
 
 
 def test_routers_with_a_state_and_adapters_are_trained_alone():
@@ -346,6 +356,72 @@ def test_layers_that_read_the_same_cast_it_once_and_again_when_it_changed(change
     for found, known in zip((*before, after), wanted, strict=True):
         assert found.dtype == torch.bfloat16
         torch.testing.assert_close(found, known, atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize(("kind", "cut"), [("image", 1), ("text", 0)])
+def test_weights_are_cast_once_for_all_layers(kind, cut, monkeypatch):
+    three, seen, usual = models(kind), [], transformer._Products.forward
+
+    def spy(ctx, x, w, b, half_w=None, half_b=None):
+        seen.append(half_w is not None and torch.equal(half_w, w.to(torch.bfloat16)))
+        return usual(ctx, x, w, b, half_w, half_b)
+
+    monkeypatch.setattr(transformer._Products, "forward", staticmethod(spy))
+    words = {**SHORT, "steps": 1, "batch": 3, "precision": "bfloat16"}
+    together([lambda crew, m=m: further_pretrain(m, rows(kind), crew=crew, **words) for m in three])
+    # Of an image's patches, which a convolution cuts, the weights have another shape.
+    assert seen.count(False) == cut and seen.count(True) > 10
+
+
+CONVOLUTIONS = {  # words, the size of the image, and whether it is done patch by patch
+    "patches": ({"stride": 4}, 12, True),
+    "in two": ({"stride": (4, 4)}, 12, True),
+    "overlap": ({"stride": 2}, 12, False),
+    "padding": ({"stride": 4, "padding": 2}, 12, False),
+    "dilation": ({"stride": 4, "dilation": 2}, 12, False),
+    "groups": ({"stride": 4, "groups": 3}, 12, False),
+    "a rest": ({"stride": 4}, 14, False),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions_of_a_crew_are_those_of_each_copy(case, monkeypatch):
+    words, size, patching = CONVOLUTIONS[case]
+    lots, calls = torch.Generator().manual_seed(0), []
+    x = torch.randn(3, 2, 3, size, size, generator=lots)
+    weight = torch.randn(3, 6, 3 // words.get("groups", 1), 4, 4, generator=lots)
+    bias = torch.randn(3, 6, generator=lots)
+    linear = Stacked.linear
+    monkeypatch.setattr(Stacked, "linear", lambda *args: calls.append(args) or linear(*args))
+    found = stacked(lambda *parts: F.conv2d(*parts, **words), x, weight, bias)
+    known = [F.conv2d(*parts, **words) for parts in zip(x, weight, bias)]
+    torch.testing.assert_close(found, torch.stack(known), atol=1e-4, rtol=1e-4)
+    assert bool(calls) == patching
+
+
+def test_kernels_of_attention_are_chosen_by_length_among_those_that_are_on():
+    flash, efficient = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
+    for length, wanted in {17: [efficient], 65: [flash, efficient], 197: [efficient]}.items():
+        assert transformer._backends(length) == [*wanted, SDPBackend.MATH]
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        assert transformer._backends(65) == [efficient, SDPBackend.MATH]
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+
+
+@pytest.mark.gpu
+@gpu
+def test_a_product_in_float32_is_rounded_once():
+    lots = torch.Generator().manual_seed(0)
+    a, b = (
+        torch.randn(3, *s, generator=lots).to("cuda", torch.bfloat16) for s in ((9, 50), (50, 7))
+    )
+    found = transformer._product(a, b, torch.float32)
+    torch.testing.assert_close(
+        found.double(), torch.bmm(a.double(), b.double()), atol=1e-4, rtol=1e-5
+    )
+    assert found.is_contiguous() and found.dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", ["image", "text"])

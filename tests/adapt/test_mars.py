@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from moiety.adapt import mars
 from moiety.adapt.mars import Mars, row_sum, rows
 
 
@@ -94,3 +95,26 @@ def test_rows_of_a_convolution_an_expert_and_a_token():
 def test_no_ball_is_refused(radius):
     with pytest.raises(ValueError, match="radius must be positive"):
         Mars([], radius)
+
+
+@pytest.mark.parametrize("most", [1, 10, 2**22])
+def test_many_matrices_are_projected_as_each_alone(most, monkeypatch):
+    monkeypatch.setattr(mars, "MOST", most)
+    shapes = [(3, 4), (5, 4), (2, 3, 4), (4, 2, 2, 2), (3, 4), (6, 7), (1, 4)]
+    lots = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape, generator=lots)) for shape in shapes]
+    alone = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    ball, balls = Mars(params, radius=1.0), [Mars([p], radius=1.0) for p in alone]
+    for one, other in zip(params, alone):
+        step = torch.randn(one.shape, generator=lots) * (
+            torch.arange(len(one)).view(-1, *[1] * (one.dim() - 1)) % 2
+        )
+        one.data += step
+        other.data += step
+    moved = [p.detach().clone() for p in params]
+    ball.project()
+    for each in balls:
+        each.project()
+    assert all(torch.equal(one, other) for one, other in zip(params, alone))
+    assert not all(torch.equal(one, other) for one, other in zip(params, moved))
+    assert ball.distance() == pytest.approx(1.0)

@@ -17,10 +17,13 @@ A radius of infinity changes no bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+
+MOST = 2**22  # numbers that are projected at once
 
 
 class Mars:
@@ -38,12 +41,16 @@ class Mars:
         """Move what is outside its ball to the edge of it."""
         if math.isinf(self.radius):
             return
-        for p, initial in self.initial.items():
-            start, moved = rows(initial), rows(p - initial)
+        for some in alike(self.initial):
+            each = [rows(p) for p in some]
+            # Many matrices at once: a small model has more of them than a GPU has work in one.
+            start, now = torch.cat([rows(self.initial[p]) for p in some]), torch.cat(each)
+            moved = now - start
             sums = torch.linalg.vector_norm(moved, 1, dim=1, keepdim=True)
             scaled = torch.addcmul(start, moved, self.radius / sums)
             # Selected, so that a row inside keeps its bits, and one that never moved is not 0 / 0.
-            p.copy_(torch.where(sums > self.radius, scaled, rows(p)).view_as(p))
+            kept = torch.where(sums > self.radius, scaled, now)
+            torch._foreach_copy_(each, kept.split([len(part) for part in each]))
 
     @torch.no_grad()
     def distance(self) -> float:
@@ -61,3 +68,18 @@ def rows(weight: Tensor) -> Tensor:
     or place of an embedding, and for each output of each expert.
     """
     return weight.flatten(1) if weight.dim() > 3 else weight.reshape(-1, weight.shape[-1])
+
+
+def alike(params: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Matrices whose rows have one width, dtype and device, some at a time."""
+    kinds: dict[Any, list[Tensor]] = {}
+    for p in params:
+        kinds.setdefault((rows(p).shape[1], p.dtype, p.device), []).append(p)
+    for same in kinds.values():
+        some: list[Tensor] = []
+        for p in same:
+            if some and sum(map(Tensor.numel, some)) + p.numel() > MOST:
+                yield some
+                some = []
+            some.append(p)
+        yield some

@@ -176,8 +176,7 @@ class Stage:
         if target is not None:
             target = dataclasses.replace(target, values=values)
         self.optimizer.zero_grad()
-        half = self.recipe.precision == "bfloat16"
-        told = self.objective.backward(self.student, batch, masks, target, half)
+        told = self.objective.backward(self.student, batch, masks, target, self.half)
         self.optimizer.step()
         return told
 
@@ -186,6 +185,10 @@ class Stage:
     @property
     def trained_model(self) -> nn.Module:
         return self.student.model
+
+    @property
+    def half(self) -> bool:
+        return self.recipe.precision == "bfloat16"
 
     @property
     def alike(self) -> Hashable:
@@ -202,8 +205,7 @@ class Stage:
         }
         taught = values is not None or weights
         target = Target(values=values, probs=probs, weights=weights) if taught else None
-        half = self.recipe.precision == "bfloat16"
-        return self.objective.loss(self.student, batch, masks, target, half)
+        return self.objective.loss(self.student, batch, masks, target, self.half)
 
     def fit(self, tensors: Tensors, length: int) -> Tensors:
         """Gates `[T, E]` are those of all tokens; a class token and a weight have no length."""

@@ -38,10 +38,13 @@ class Part(Protocol):
     """A training that takes its steps with others."""
 
     captures: bool
-    recipe: Any  # with a precision
 
     @property
     def trained_model(self) -> nn.Module: ...
+
+    @property
+    def half(self) -> bool:
+        """Whether its products are in bfloat16."""
 
     @property
     def alike(self) -> Hashable:
@@ -227,9 +230,8 @@ class Stack:
             }
             for name, own in weights.items():
                 own.requires_grad_(self.weights[name].requires_grad)
-        model, halves = parts[0].trained_model, {}
-        if parts[0].recipe.precision == "bfloat16":
-            halves = _halves(weights)
+        model = parts[0].trained_model
+        halves = _halves(weights) if parts[0].half else {}
 
         def one(weights: Mapping[str, Tensor], halves: Tensors, tensors: Tensors) -> Any:
             known = Stacked({id(weights[name]): half for name, half in halves.items()})
@@ -279,10 +281,8 @@ def _no_questions() -> Iterator[None]:
     """
     from transformers import masking_utils
 
-    usual, masking_utils.is_tracing = (
-        masking_utils.is_tracing,
-        lambda tensor=None: tensor is not None,
-    )
+    usual = masking_utils.is_tracing
+    masking_utils.is_tracing = lambda tensor=None: tensor is not None
     try:
         yield
     finally:

@@ -234,6 +234,10 @@ class Tuning:
         return self.classifier.model
 
     @property
+    def half(self) -> bool:
+        return self.recipe.precision == "bfloat16"
+
+    @property
     def alike(self) -> Hashable:
         noisy = self.r3f is not None and self.r3f.weight > 0
         return noisy, self.recipe.dropout, self.recipe.precision, self.captures
@@ -246,8 +250,7 @@ class Tuning:
         inputs = dict(tensors)
         labels, *noisy = (inputs.pop(name, None) for name in (LABELS, "noise", "weight"))
         assert labels is not None
-        half = self.recipe.precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             loss = self._loss(inputs, labels, *noisy)
         return loss, {"loss": loss.detach()}
 

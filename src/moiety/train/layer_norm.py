@@ -120,19 +120,17 @@ class _LayerNorm(torch.autograd.Function):
         return y if half is None else (y, halved)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor | None) -> Any:
+    def backward(ctx: Any, g: Tensor | None, of_half: Tensor | None = None) -> Any:
         x, scale, mean, spread = ctx.saved_tensors
-        g, of_half = (
-            None if slope is None else slope.contiguous() for slope in (*slopes, None)[:2]
-        )
-        given = g if g is not None else of_half
+        each = [None if slope is None else slope.contiguous() for slope in (g, of_half)]
+        given = next((slope for slope in each if slope is not None), None)
         if given is None:
             return None, None, None, None, None, None
         to_x, (copies, width) = torch.empty_like(x), scale.shape
         parts = triton.cdiv(ctx.rows, ROWS * PER_PART)
         sums = x.new_empty(2, parts, copies, width, dtype=torch.float32)
-        each = [given if slope is None else slope for slope in (g, of_half)]
-        places = x, *each, scale, mean, spread, to_x, sums[0], sums[1], ctx.rows
+        slopes = [given if slope is None else slope for slope in each]
+        places = x, *slopes, scale, mean, spread, to_x, sums[0], sums[1], ctx.rows
         words = {"FULL": g is not None, "HALF": of_half is not None, "PER_PART": PER_PART}
         _backward[parts, copies](*places, **ctx.sizes, **words, num_warps=WARPS)
         to_scale, to_shift = sums.sum(1).to(scale.dtype)

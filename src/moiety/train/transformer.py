@@ -13,20 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from .layers import HAVE_TRITON, _stacked
 
-SHORT = 32  # tokens, so few that flash attention's tiles are mostly empty
+TILE = 128  # tokens, of flash attention's backward pass
 WIDEST = 4096  # numbers that a layer norm is over, so that they fit into registers
 # What may stand between queries, keys and values: it changes no number.
 VIEWS = (Tensor.view, Tensor.reshape, Tensor.transpose, Tensor.permute, Tensor.shape.__get__)  # type: ignore[attr-defined]
 
 
 class Stacked(TorchFunctionMode):
-    """Inside a vmapped function: linear layers, attention, dropout and norms of all copies as one.
+    """Inside a vmapped function: the layers of a transformer, of all copies as one.
 
     vmap has its own ways for them. The one for linear layers adds the bias in a kernel of its own,
     and in float32 even where products are in bfloat16; those for dropout and, on a GPU, for layer
@@ -38,7 +39,8 @@ class Stacked(TorchFunctionMode):
     def __init__(self, halves: Mapping[int, Tensor] | None = None) -> None:
         super().__init__()
         self.halves = halves or {}
-        # By the last linear layer: what it read, whether with gradients, and its cast.
+        # By the last linear layer or norm: what the next one may read, whether with gradients, and
+        # its cast.
         self.read: tuple[Tensor, bool, Tensor] | None = None
 
     def __torch_function__(
@@ -58,8 +60,9 @@ class Stacked(TorchFunctionMode):
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.dim() != 2 or not _is_stacked(input, weight, bias):
             return F.linear(input, weight, bias)
-        halves = [self.halves.get(id(part)) for part in (weight, bias)]
-        return _Linear.apply(self.cast(input), weight, bias, *halves)
+        read = self.cast(input)
+        known = self.halves if read.dtype == torch.bfloat16 else {}  # a router stays in float32
+        return _Linear.apply(read, weight, bias, *(known.get(id(part)) for part in (weight, bias)))
 
     def convolve(
         self, input: Tensor, weight: Tensor, bias: Tensor | None = None, *words: Any, **more: Any
@@ -205,6 +208,7 @@ class _Products(Function):
         return torch.baddbmm(b[:, None], x, w.transpose(1, 2))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
         of_weight, of_bias = ctx.dtypes
@@ -215,7 +219,7 @@ class _Products(Function):
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """A batched product in a wider dtype than its factors; a GPU writes it as it has summed it."""
+    """A batched product in a dtype of its own; a GPU writes float32 as it has summed it."""
     if a.is_cuda and a.dtype == torch.bfloat16 and dtype == torch.float32:
         return torch.bmm(a, b, dtype)
     return torch.bmm(a, b).to(dtype)
@@ -247,10 +251,13 @@ def _backends(length: int) -> list[SDPBackend]:
     """The kernels of attention that keep heads inside tokens, the fastest for a length first.
 
     cuDNN's are fast, too, but what they return must be copied into that order, forwards and
-    backwards.
+    backwards. Flash attention's tiles are mostly empty for few tokens, and for more than one tile
+    it adds up gradients in no fixed order.
     """
-    own = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-    return [*(own if length > SHORT else reversed(own)), SDPBackend.MATH]
+    flash = TILE // 4 < length <= TILE and torch.backends.cuda.flash_sdp_enabled()
+    efficient = torch.backends.cuda.mem_efficient_sdp_enabled()
+    wanted = {SDPBackend.FLASH_ATTENTION: flash, SDPBackend.EFFICIENT_ATTENTION: efficient}
+    return [*(backend for backend, is_wanted in wanted.items() if is_wanted), SDPBackend.MATH]
 
 
 class _Drop(_Vmapped):
