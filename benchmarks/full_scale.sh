@@ -6,7 +6,7 @@
 #     cosine                                      cosine/*
 #     robust                                      robust/*, after robust/models, which they attack
 #     mnist, cifar, language                      anytime/*
-#     images, text                                adapt/*
+#     images, variants, text                      adapt/*
 #
 # Small models leave most of a GPU idle. So many processes share it, by NVIDIA's MPS where there is
 # one. All of it may be killed; the same command goes on. A study ends in runs/<study>/full, and what
@@ -90,11 +90,16 @@ language)
   ;;
 images)
   study adapt/theory 1
-  part adapt.preparing full "$device" 8 image
+  part adapt.preparing full "$device" 8 images rounds gap
   study adapt/images 6  # half of all steps; it needs few encoders, and waits for them itself
   await adapt.preparing
-  for name in ablation steps low-resource; do study adapt/$name 2; done
-  for name in rounds gap weight supcon; do study adapt/$name 1; done
+  for name in rounds gap; do study adapt/$name 2; done
+  ;;
+variants)
+  part adapt.preparing full "$device" 8 ablation steps low-resource weight supcon
+  await adapt.preparing
+  for name in ablation steps low-resource; do study adapt/$name 3; done
+  for name in weight supcon; do study adapt/$name 2; done
   ;;
 text)
   part adapt.preparing full "$device" 4 text  # eight stacked models of text take some 17 GB

@@ -4,7 +4,9 @@ import ast
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 
+from moiety.lab.statistics import t_interval
 from moiety.studies.cosine import practice
 from moiety.testing import checks
 
@@ -354,3 +356,51 @@ def test_self_distillation_takes_what_was_measured():
         told = [one["FLOPs ratio"], ms["cached"] / ms["further"]]
         told += [ratios["cached ÷ constant"], ratios["build ÷ pass"]]
         assert near([cell.removesuffix(" ×") for cell in row], told), name
+
+
+def spread(study, arm, metric="score"):
+    """The mean over the seeds, and the ends of its interval."""
+    values = by_seed(study, arm)[metric]
+    return [fmean(values), *t_interval(values)]
+
+
+def ends(cell):
+    """An interval as its two ends, each with the unit."""
+    low, _, high = cell.partition(" to ")
+    return [low + " %" * high.endswith(" %"), high]
+
+
+def test_ways_to_a_classifier_went_as_is_written():
+    sets = ["pneumoniamnist", "fashion-mnist", "usps", "omniglot"]
+    found, (written,) = means("adapt-images"), tables("adapt.md", "| method | pneu")
+    assert list(written) == list(found)
+    for arm, (*cells, mean, interval) in written.items():
+        assert near(cells, [found[arm][f"score, {name}"] for name in sets]), arm
+        assert near([mean, *ends(interval)], spread("adapt-images", arm)), arm
+
+
+def test_rounds_of_self_distillation_brought_what_is_written():
+    found, (written,) = means("adapt-rounds"), tables("adapt.md", "| round |")
+    assert [f"fashion-mnist / {name}" for name in written] == list(found)
+    for name, (score, of_score, distance, of_distance) in written.items():
+        arm = "adapt-rounds", f"fashion-mnist / {name}"
+        assert near([score, *ends(of_score)], spread(*arm)), name
+        assert near([distance, *ends(of_distance)], spread(*arm, "distance")), name
+
+
+def test_claims_of_adaptation_came_out_as_is_written():
+    """Words and differences as in docs/claims.md, which has a test; each claim once."""
+    ledger, told, asked = (ROOT / "docs" / "claims.md").read_text(), {}, 0
+    for study in ("images", "rounds"):
+        row = rf"^\| adapt/({study} \d+: .*?) \| \*\*(\w+)\*\* \| (.*?) \|"
+        found = re.findall(row, ledger, re.M)
+        told |= {name: [f"*{word}*", effect] for name, word, effect in found}
+        result = json.loads((ROOT / "results" / f"adapt-{study}.json").read_text())
+        asked += len(result["claims"])
+        # Means are over all seeds: where a trial failed, the page has to say so.
+        seeds = {m["n"] for arm in result["arms"] for m in arm["metrics"].values()}
+        assert seeds == {result["seeds"]}, study
+        says("adapt.md", f"scale `{result['scale']}`, {result['seeds']} seeds")
+    written = [line for part in tables("adapt.md", "| claim |") for line in part.items()]
+    assert dict(written) == told
+    assert len(written) == len(told) == asked

@@ -259,7 +259,7 @@ def test_steps_are_measured(monkeypatch):
 
 
 def test_encoders_are_prepared_teachers_first_and_each_once():
-    asked = preparing.encoders("full", "image")
+    asked = preparing.encoders("full", projection.BATCHES["image"])
     plans = [pool.plan_of(settings) for settings, _ in asked]
     depths = [preparing.depth(plan) for plan in plans]
     assert depths == sorted(depths) and depths[0] == 1 and depths[-1] == 4
@@ -270,6 +270,15 @@ def test_encoders_are_prepared_teachers_first_and_each_once():
         counted[step] for step in ("distil", "prediction", "weights")
     )
     assert all(seeds == list(range(8)) for _, seeds in asked)
+
+
+def test_encoders_of_some_studies_are_prepared_alone():
+    some, all_of = (
+        len(preparing.encoders("full", names)) for names in (["gap"], ["gap", "rounds"])
+    )
+    assert (some, all_of) == (8, 10)  # two of each of four sets; rounds 2 and 3 of one of them
+    with pytest.raises(SystemExit, match="no study adapt/gaps that needs encoders"):
+        preparing.main("smoke", "cpu", "1", "gaps")
 
 
 def test_what_was_prepared_is_what_a_study_reads(tmp_path, monkeypatch):

@@ -14,11 +14,7 @@ SET = "scierc"
 ROUTERS = ("top-k", "cosine", "softmax")
 SHARED = {"experts": 4, "layers": "every:2", "balance": {"switch": 0.01}}
 OPTIONS: dict[str, Settings] = {"top-k": {"k": 2}, "cosine": {"k": 2}}
-METHODS: dict[str, Settings] = {
-    "fine-tuning": FINE_TUNING,
-    "self-distillation": SELF,
-    "self-distillation, routers too": {**SELF, "match_routing": 1.0},
-}
+METHODS: dict[str, Settings] = {"fine-tuning": FINE_TUNING, "self-distillation": SELF}
 
 
 def mixture(router: str) -> Settings:
@@ -33,6 +29,11 @@ ARMS: dict[str, Settings] = {
         f"{router}, {name}": {**settings, "experts": mixture(router)}
         for router in ROUTERS
         for name, settings in METHODS.items()
+    },
+    f"{ROUTERS[0]}, self-distillation, routers too": {
+        **SELF,
+        "match_routing": 1.0,
+        "experts": mixture(ROUTERS[0]),
     },
 }
 

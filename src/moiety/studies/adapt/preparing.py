@@ -1,6 +1,7 @@
 """Every encoder that the studies of a batch fine-tune, made by several workers before they begin.
 
-    python -m moiety.studies.adapt.preparing full cuda 12 image        # then the studies
+    python -m moiety.studies.adapt.preparing full cuda 12 image            # then the studies
+    python -m moiety.studies.adapt.preparing full cuda 12 gap ablation     # of these alone
 
 Studies make what they lack themselves. But the points of a search all want one encoder, and would
 wait for the one of them that trains it, most workers idle; so encoders come first, different ones
@@ -13,6 +14,7 @@ import json
 import multiprocessing
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from typing import Any
@@ -27,10 +29,10 @@ from .sources import source
 Asked = tuple[dict[str, Any], list[int]]  # the settings of an arm, and its seeds
 
 
-def encoders(scale: str, kind: str) -> list[Asked]:
+def encoders(scale: str, studies: Sequence[str]) -> list[Asked]:
     """Arms with all seeds, one for each plan that is trained; teachers before their students."""
     found: dict[str, tuple[int, Asked]] = {}
-    for name in BATCHES[kind]:
+    for name in studies:
         study = import_module(f"{__package__}.{name.replace('-', '_')}").study
         whole = study.scale(scale)
         sets = [one for arm in study.arms.values() for one in pool.each_of(arm)]
@@ -62,18 +64,23 @@ def _encoders(asked: tuple[dict[str, Any], list[int], str]) -> None:
     pool.make(cases, pool.plan_of(settings))
 
 
-def main(scale: str, device: str, workers: str, *kinds: str) -> None:
-    """Make sources, then encoders, and say how long each took."""
+def main(scale: str, device: str, workers: str, *asked: str) -> None:
+    """Make the sources of a batch or of some studies, then encoders; say how long each took."""
     began, say = time.monotonic(), Console(highlight=False).print
+    wanted = {name for word in asked or BATCHES for name in BATCHES.get(word, [word])}
+    if unknown := wanted - {name for batch in BATCHES.values() for name in batch}:
+        raise SystemExit(f"there is no study adapt/{min(unknown)} that needs encoders")
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(int(workers), spawn) as crew:  # it ends where a worker is killed
-        for kind in kinds or tuple(BATCHES):
-            asked = encoders(scale, kind)
-            seeds = sorted({seed for _, seeds in asked for seed in seeds})
+        for kind, batch in BATCHES.items():
+            plans = encoders(scale, [name for name in batch if name in wanted])
+            if not plans:
+                continue
+            seeds = sorted({seed for _, seeds in plans for seed in seeds})
             list(crew.map(_source, [(kind, seed, scale, device) for seed in seeds]))
             say(f"{kind}: {len(seeds)} sources, {time.monotonic() - began:.0f} s")
-            list(crew.map(_encoders, [(*one, device) for one in asked]))
-            made = sum(len(seeds) for _, seeds in asked)
+            list(crew.map(_encoders, [(*one, device) for one in plans]))
+            made = sum(len(seeds) for _, seeds in plans)
             say(f"{kind}: {made} encoders, {time.monotonic() - began:.0f} s")
 
 

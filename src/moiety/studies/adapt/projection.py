@@ -12,18 +12,19 @@ some 3 µs, whoever launches them. So eight seeds, or the eight points of a sear
 together (`adapt.together`), and these are captured as a CUDA graph. SupCon is alone. Several
 processes share the GPU all the same, since a step has its host's part.
 
-By hand, from what a first run took in TF32 (docs/log.md: for one of eight, by ten processes, 2.3 ms
-a fine-tune and 4.2 a self-distillation of images), with products in bfloat16 at two thirds of that:
+By hand, for one of eight, from steps that were timed alone on an H200 (docs/log.md); processes
+side by side are hardly faster than one after the other, since most steps fill the GPU:
 
-    images   73k distil × 2.6 + 40k further × 1.2 + 24k others × 3 ms           = 310 s
-             246k tune × 1.4 + 90k of RecAdam, MARS and R3F × 2.3 ms            = 550 s
-             sources, eight × 21 s                                              = 170 s
-    text     29k further × 1.5 + 29k distil × 2.5 + 14k others × 3 ms           = 160 s
-             108k tune × 1 + 72k of RecAdam, MARS and R3F × 2 ms                = 250 s
-             mixtures: 14k further × 3 + 29k distil × 5 + 54k tune × 2.5 ms     = 320 s
-             sources, eight × 30 s, and byte pairs                              = 270 s
+    images   73k distil × 3.3 + 40k further × 1.6 + 24k others × 3 ms           = 380 s
+             246k tune × 1.3 + 90k of RecAdam, MARS and R3F × 2 ms              = 500 s
+             sources, eight side by side                                        = 165 s
+    text     29k further × 3 + 29k distil × 5 + 14k others × 5 ms               = 300 s
+             108k tune × 1.2 + 72k of RecAdam, MARS and R3F × 2 ms              = 270 s
+             mixtures: 14k further × 5 + 19k distil × 10 + 42k tune × 2.3 ms    = 360 s
+             sources, eight side by side, and byte pairs                        = 300 s
 
-That is 17 and 17 minutes, if nothing waits. To fit them were cut, of what the digest has: rounds 4
+That is 17 and 21 minutes, if nothing waits. (adapt/images and adapt/rounds took 15 minutes in one
+run, beside the encoders of all others.) To fit were cut, of what the digest has: rounds 4
 and 5, 300 labels of the low-resource study, a second fine-tune of a seed, further steps than 1 200,
 and adaptation and fine-tuning as long as the paper's. If the measured time is larger,
 `adapt/supcon` goes first, then `adapt/low-resource`.
