@@ -5,10 +5,12 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from moiety.lab import loading
+from moiety.lab.statistics import t_interval
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Running
 from moiety.lab.tuning import FIRST_SEED, Tuner
@@ -119,12 +121,41 @@ def test_a_seed_is_a_new_source_split_and_part(tmp_path):
     tune = pool.tune_of(runs[0].settings)
     tuned = pool.tuned([pool.Asked(case, None, tune, 0, test=True) for case in cases])
     for part, (metrics, one) in enumerate(zip(found, tuned)):
-        assert metrics["judged score"] == pool.on_part(one, "accuracy", part)
+        moved = {}  # by what part s of the test does to both seeds
+        for of in ("accuracy", "loss"):
+            each = [pool.on_part(other, of, part) - other["test"][of] for other in tuned]
+            moved[of] = sum(each) / 2
+        assert metrics["judged score"] == pytest.approx(one["test"]["accuracy"] + moved["accuracy"])
         assert metrics["score"] == one["test"]["accuracy"]
         assert metrics["gap"] == pytest.approx(one["test"]["loss"] - one["train"]["loss"])
-        assert metrics["judged gap"] == pytest.approx(
-            pool.on_part(one, "loss", part) - one["train"]["loss"]
-        )
+        assert metrics["judged test loss"] == pytest.approx(one["test"]["loss"] + moved["loss"])
+        assert metrics["judged gap"] == pytest.approx(metrics["gap"] + moved["loss"])
+
+
+def test_judged_scores_by_hand():
+    parts = [[0.5, 0.7, 0.9], [0.2, 0.4, 0.6], [0.8, 0.7, 0.6]]  # of three seeds
+    whole = [0.7, 0.4, 0.7]
+    # On the mean of the seeds the parts are at 0.5, 0.6 and 0.7, the whole is at 0.6.
+    assert tables.judged(whole, parts) == pytest.approx([0.6, 0.4, 0.8])
+
+
+@pytest.mark.parametrize(
+    "spreads", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (1, 0.5, 3)], ids=str
+)
+def test_intervals_of_judged_scores_hold(spreads):
+    """Simulated: seeds and parts that differ, and a rest; the true mean is 0."""
+    draw, seeds, times = np.random.default_rng(0), 8, 1500
+    shapes = ((seeds, 1), (1, seeds), (seeds, seeds))
+    inside, wide, alone = 0, [], []
+    for _ in range(times):
+        terms = [spread * draw.standard_normal(shape) for spread, shape in zip(spreads, shapes)]
+        table = sum(terms)
+        low, high = t_interval(tables.judged(table.mean(1).tolist(), table.tolist()))
+        inside += low <= 0 <= high
+        wide.append(high - low)
+        alone.append(np.subtract(*t_interval(np.diag(table).tolist())[::-1]))
+    assert inside / times > 0.935  # 95 %, less two and a half standard errors
+    assert np.mean(wide) <= np.mean(alone) * 1.01  # never wider than each on its own part
 
 
 def test_nested_fine_tunes_are_averaged(tmp_path):
