@@ -83,13 +83,13 @@ GAP, JUDGED_GAP, DISTANCE, RELATIVE = "gap", "judged gap", "distance", "log dist
 TRAIN_LOSS, TEST_LOSS, JUDGED_LOSS = "training loss", "test loss", "judged test loss"
 METRICS = {
     SCORE: Metric("Test accuracy or F1", format=".1%"),
-    JUDGED: Metric("The same, its spread with the error of the test", format=".1%"),
+    JUDGED: Metric("Test accuracy or F1, with the test's own error", format=".1%"),
     VALIDATION: Metric("Validation accuracy or F1", format=".1%", split="validation"),
     TEST_LOSS: Metric("Test loss", better="lower", format=".3f"),
-    JUDGED_LOSS: Metric("The same, with the error of the test", better="lower", format=".3f"),
+    JUDGED_LOSS: Metric("Test loss, with the test's own error", better="lower", format=".3f"),
     TRAIN_LOSS: Metric("Training loss", better="", format=".2g", split="train"),
     GAP: Metric("Test less training loss", better="lower", format=".3f"),
-    JUDGED_GAP: Metric("The same, with the error of the test", better="lower", format=".3f"),
+    JUDGED_GAP: Metric("Test less training loss, likewise", better="lower", format=".3f"),
     DISTANCE: Metric("Distance from the source's weights", better="lower", format=".2f", split=""),
     RELATIVE: Metric("Its natural logarithm", better="lower", format=".3f", split=""),
 }
