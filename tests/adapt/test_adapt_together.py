@@ -402,10 +402,10 @@ def test_convolutions_of_a_crew_are_those_of_each_copy(case, monkeypatch):
 def test_kernels_of_attention_are_chosen_by_length_among_those_that_are_on():
     flash, efficient = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
     for length, wanted in {17: [efficient], 65: [flash, efficient], 197: [efficient]}.items():
-        assert transformer._backends(length) == [*wanted, SDPBackend.MATH]
+        assert transformer.attention_kernels(length) == [*wanted, SDPBackend.MATH]
     torch.backends.cuda.enable_flash_sdp(False)
     try:
-        assert transformer._backends(65) == [efficient, SDPBackend.MATH]
+        assert transformer.attention_kernels(65) == [efficient, SDPBackend.MATH]
     finally:
         torch.backends.cuda.enable_flash_sdp(True)
 

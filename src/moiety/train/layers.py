@@ -116,16 +116,24 @@ def _one(value: Any) -> Any:
     return value
 
 
-class _Convolve(torch.autograd.Function):
+class Vmapped(torch.autograd.Function):
+    """What vmap sees; the plain operation in its rule is what runs."""
+
+    @staticmethod
+    def forward(*_: Any) -> Tensor:
+        raise NotImplementedError("the layers of many copies exist under vmap only")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        raise NotImplementedError("the layers of many copies exist under vmap only")
+
+
+class _Convolve(Vmapped):
     """What vmap sees; `_StackedConvolve` is what runs."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, last: bool) -> Tensor:
         return F.conv2d(x, weight, bias, padding=padding)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        raise NotImplementedError("the layers of many copies exist under vmap only")
 
     @staticmethod
     def vmap(
@@ -141,14 +149,10 @@ class _Convolve(torch.autograd.Function):
         return _StackedConvolve.apply(*many, padding, last), 0
 
 
-class _Pool(torch.autograd.Function):
+class _Pool(Vmapped):
     @staticmethod
     def forward(x: Tensor, size: int) -> Tensor:
         return F.max_pool2d(x, size)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        raise NotImplementedError("the layers of many copies exist under vmap only")
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, size: int) -> tuple[Tensor, int]:

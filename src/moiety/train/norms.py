@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.autograd import Function
 from torch.nn import functional as F
 
 from . import layers
@@ -69,16 +68,8 @@ class Norms(layers.Layers):
         return _Norm.apply(*parts, training, momentum, eps)
 
 
-class _Norm(Function):
+class _Norm(layers.Vmapped):
     """What vmap sees; plain batch norm is what runs."""
-
-    @staticmethod
-    def forward(*_: Any) -> Tensor:
-        raise NotImplementedError("the layers of many copies exist under vmap only")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        raise NotImplementedError("the layers of many copies exist under vmap only")
 
     @staticmethod
     def vmap(

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from .layers import HAVE_TRITON, _stacked
+from .layers import HAVE_TRITON, Vmapped, _stacked
 
 TILE = 128  # tokens, of flash attention's backward pass
 WIDEST = 4096  # numbers that a layer norm is over, so that they fit into registers
@@ -133,18 +133,6 @@ class Stacked(TorchFunctionMode):
         return _Attend.apply(*parts, dropout_p, is_causal, more)
 
 
-class _Vmapped(Function):
-    """What vmap sees; the plain operation in its rule is what runs."""
-
-    @staticmethod
-    def forward(*_: Any) -> Tensor:
-        raise NotImplementedError("the layers of many copies exist under vmap only")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        raise NotImplementedError("the layers of many copies exist under vmap only")
-
-
 def _is_stacked(*parts: Tensor | None) -> bool:
     """Whether copies differ in any of them: vmap asks no rule where all share all."""
     return any(part is not None and torch._C._functorch.is_batchedtensor(part) for part in parts)
@@ -172,7 +160,7 @@ def _runs_here(x: Tensor) -> bool:
     return x.is_cuda and HAVE_TRITON and not wide
 
 
-class _Linear(_Vmapped):
+class _Linear(Vmapped):
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, *weights: Tensor | None) -> tuple[Tensor, int]:
         x = _stacked(x, dims[0], info.batch_size)
@@ -225,7 +213,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.bmm(a, b).to(dtype)
 
 
-class _Attend(_Vmapped):
+class _Attend(Vmapped):
     @staticmethod
     def vmap(
         info: Any,
@@ -242,12 +230,12 @@ class _Attend(_Vmapped):
         q, k, v = (_stacked(t, d, size).flatten(0, 1) for t, d in zip((query, key, value), dims))
         if mask is not None and (dims[3] is not None or len(mask) > 1):
             mask = _stacked(mask, dims[3], size).flatten(0, 1)
-        with sdpa_kernel(_backends(q.shape[2]), set_priority=True):
+        with sdpa_kernel(attention_kernels(q.shape[2]), set_priority=True):
             y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, **more)
         return y.unflatten(0, (size, -1)), 0
 
 
-def _backends(length: int) -> list[SDPBackend]:
+def attention_kernels(length: int) -> list[SDPBackend]:
     """The kernels of attention that keep heads inside tokens, the fastest for a length first.
 
     cuDNN's are fast, too, but what they return must be copied into that order, forwards and
@@ -260,13 +248,13 @@ def _backends(length: int) -> list[SDPBackend]:
     return [*(backend for backend, is_wanted in wanted.items() if is_wanted), SDPBackend.MATH]
 
 
-class _Drop(_Vmapped):
+class _Drop(Vmapped):
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, p: float) -> tuple[Tensor, int]:
         return torch.native_dropout(_stacked(x, dims[0], info.batch_size), p, True)[0], 0
 
 
-class _Norm(_Vmapped):
+class _Norm(Vmapped):
     @staticmethod
     def vmap(
         info: Any,

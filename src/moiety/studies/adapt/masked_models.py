@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
 from ...adapt import place_patches
 from ...adapt.encoders import Encoder
 from ...adapt.images import ImageEncoder
 from ...train import seeded
+from ...train.transformer import attention_kernels
 from ..robust.vision import augment
 from .corpora import SPECIAL, Corpus, Kind
 
@@ -29,12 +30,6 @@ Settings = dict[str, Any]
 # adapted: so short a training learns by what it has predicted (docs/log.md).
 MASKED, HIDDEN, OTHER = 0.3, 0.8, 0.1
 CHUNK = 1000  # images that are prepared at a time
-# Of attention: cuDNN's, torch's own choice, make copies before and after it (docs/log.md).
-FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
-KERNELS = {
-    "image": [EFFICIENT, FLASH, SDPBackend.MATH],  # of 17 patches, and 65 in the decoder
-    "text": [FLASH, EFFICIENT, SDPBackend.MATH],
-}
 
 
 def build(kind: Kind, seed: int, settings: Settings, corpus: Corpus) -> Encoder:
@@ -116,14 +111,13 @@ def masked_loss(
         # Prepared once: a captured step cannot copy the mean of a channel from the host.
         data = torch.cat([encoder.batch(some)["pixel_values"] for some in data.split(CHUNK)])
         one = image_loss(encoder, settings["crop"])
+        length = round(encoder.patches * (1 - settings["mask_ratio"])) + 1  # that are seen
     else:
-        data, one = data.to(device), text_loss(encoder.model)
-
-    kernels = KERNELS[encoder.kind]
+        data, one, length = data.to(device), text_loss(encoder.model), settings["length"]
 
     def loss(rows: Tensor) -> Tensor:
         half = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-        with half, sdpa_kernel(kernels, set_priority=True):
+        with half, sdpa_kernel(attention_kernels(length), set_priority=True):
             return one(data[rows])
 
     return loss

@@ -12,8 +12,9 @@ some 3 µs, whoever launches them. So eight seeds, or the eight points of a sear
 together (`adapt.together`), and these are captured as a CUDA graph. SupCon is alone. Several
 processes share the GPU all the same, since a step has its host's part.
 
-By hand, for one of eight, from steps that were timed alone on an H200 (docs/log.md); processes
-side by side are hardly faster than one after the other, since most steps fill the GPU:
+By hand, for one of eight: reckoned from steps that were timed alone on an H200 (docs/log.md) less
+what was mended since, which was not timed. In the one batch so far, processes side by side took
+about as long as these steps one after the other:
 
     images   73k distil × 3.3 + 40k further × 1.6 + 24k others × 3 ms           = 380 s
              246k tune × 1.3 + 90k of RecAdam, MARS and R3F × 2 ms              = 500 s

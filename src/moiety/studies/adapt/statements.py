@@ -117,7 +117,10 @@ NOTES: Sequence[str] = (
     "judged: the lab's intervals are over seeds, whose test is the same; so that the error of the "
     "test itself is in them, the score of seed s on the whole test is moved by how much part s of "
     "eight differs from the whole, on the mean of all seeds (by a jackknife). Means stay; "
-    "simulated, intervals of 95 % hold in 95 to 99 of 100 cases",
+    "simulated, intervals of 95 % hold in 95 to 99 of 100 cases. With more than eight seeds parts "
+    "would repeat, and a share of that error be missed. adapt/images and adapt/rounds had been "
+    "looked at before, with each seed on its own part alone: theirs is a second look, at numbers "
+    "that were judged anew from the same fine-tunes",
     "sets: where an arm has several, they have the same settings, its numbers are means over them "
     "and its claims are on the mean; the score of each set is told without a claim",
     "claims: each statement of the digest is asked once, on the main number; 41 beside those of "
