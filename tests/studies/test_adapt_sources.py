@@ -46,6 +46,67 @@ def built(kind, **changes):
     return build(kind, 0, settings, corpus), corpus, settings
 
 
+# -- how a text model begins -----------------------------------------------------------------------
+
+
+def near(scale="small", **changes):
+    """A RoBERTa of a scale as it begins, and made-up rows of its length."""
+    settings = settings_of("text", scale, data="made up", vocabulary=300, **changes)
+    corpus = corpus_of("text", settings)
+    return build("text", 0, settings, corpus).model.eval(), corpus
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_a_text_model_begins_by_looking_at_the_words_beside(scale):
+    model, corpus = near(scale)
+    model.set_attn_implementation("eager")
+    ids = torch.randint(len(SPECIAL), 300, (4, corpus.train.shape[1]))
+    with torch.no_grad():
+        seen = model.base_model(input_ids=ids, output_attentions=True).attentions[0].mean(0)
+    places = torch.arange(4, ids.shape[1] - 4)
+    for head, offset in enumerate(masked_models.NEAR):
+        there = seen[head, places, places + offset].mean()
+        elsewhere = [seen[head, places, places + o].mean() for o in range(-4, 5) if o != offset]
+        assert there > 0.4 and there > 5 * max(elsewhere), (head, offset)
+
+
+def test_what_it_sees_there_reaches_the_answer():
+    model, corpus = near()
+    ids = torch.randint(len(SPECIAL), 300, (8, corpus.train.shape[1]))
+    other = ids.clone()
+    other[:, 21] = other[:, 21].roll(1)
+    with torch.no_grad():
+        one, two = (model.base_model(input_ids=some)[0][:, 20] for some in (ids, other))
+    assert ((one - two).norm(dim=1) / one.norm(dim=1)).median() > 0.02  # as usual 0.001
+
+
+def test_it_begins_by_saying_how_common_words_are():
+    model, corpus = near()
+    common = torch.bincount(corpus.train.flatten().long(), minlength=300)
+    bias = model.lm_head.bias.detach()
+    assert torch.logsumexp(bias, 0) == pytest.approx(0, abs=1e-5)
+    seen = (common > 0) & (torch.arange(300) >= len(SPECIAL))
+    assert (bias[seen] - (common[seen] + 0.5).log()).std() < 1e-5
+    assert bias[~seen].max() < bias[seen].min()
+
+
+def test_places_of_words_are_told_apart_by_their_distance():
+    table = near()[0].base_model.embeddings.position_embeddings.weight.detach()
+    alike = table @ table.T
+    assert table.square().mean().sqrt() == pytest.approx(0.02 * masked_models.LOUD, rel=0.01)
+    assert torch.allclose(alike.diagonal(1), alike[0, 1].expand(len(table) - 1), atol=1e-5)
+    assert alike[3, 3] > 5 * max(abs(alike[3, 4]), abs(alike[3, 6]))
+
+
+def test_words_are_guessed_from_those_beside_them_much_sooner(monkeypatch):
+    words = {"data": "made up", "train": None, "steps": 150, "batch": 32, "depth": 2, "dim": 64}
+    words |= {"vocabulary": 300, "length": 16, "heads": 4}
+    sooner = source("text", 0, "small", **words).loss
+    monkeypatch.setattr(masked_models, "look_near", lambda model, ids: None)
+    monkeypatch.setattr(sources, "RECIPE", -1)
+    assert sooner < source("text", 0, "small", **words).loss - 0.3
+
+
 # -- made once, and found ------------------------------------------------------------------------
 
 
@@ -277,15 +338,6 @@ def test_the_loss_of_what_is_hidden_is_that_of_the_whole_model(monkeypatch):
     wanted = torch.full_like(ids, -100).scatter(1, places, ids.gather(1, places))
     logits = encoder.model(input_ids=shown, attention_mask=torch.ones_like(ids)).logits
     assert torch.allclose(ours, F.cross_entropy(logits.flatten(0, 1), wanted.flatten()))
-
-
-def test_places_of_words_begin_as_waves_of_the_usual_size():
-    encoder, _, _ = built("text")
-    table = encoder.model.base_model.embeddings.position_embeddings.weight.detach()
-    assert table.square().mean().sqrt() == pytest.approx(0.02, rel=0.01)
-    alike = table @ table.T
-    assert torch.allclose(alike.diagonal(1), alike[0, 1].expand(len(table) - 1))  # by distance
-    assert alike[3, 3] > alike[3, 4] > alike[3, 6]
 
 
 # -- scales --------------------------------------------------------------------------------------

@@ -361,6 +361,20 @@ def test_no_more_seeds_are_trained_than_are_asked_for(name):
         assert scale.seeds == scale.settings.get("copies", study.block)
 
 
+def test_models_train_alone_where_the_scale_says_so(tmp_path, monkeypatch):
+    def refuse(calls):
+        raise AssertionError("one program for all")
+
+    monkeypatch.setattr(pool, "together", refuse)
+    monkeypatch.setattr(pool, "RECIPE", -2)  # apart from those of other tests
+    arm, words = "fashion-mnist / self-distillation, once", {"copies": 2, "lr": 3e-3}
+    runs = [trial("adapt/steps", arm, tmp_path, seed=s, **words) for s in (0, 1)]
+    with pytest.raises(AssertionError, match="one program"):
+        tables.run_block(runs)
+    alone = [trial("adapt/steps", arm, tmp_path, seed=s, crew=False, **words) for s in (0, 1)]
+    assert all(one["score"] is not None for one in tables.run_block(alone))
+
+
 def test_a_point_of_the_search_that_diverges_is_the_only_one_that_fails(tmp_path):
     words = {"stage": "tune", "target": "usps"}
     runs = [

@@ -81,6 +81,7 @@ class Case:
     parts: int  # of the test, for its own error: see `tables`
     experts: Mapping[str, Any] | None  # words of `upcycle`, where the source becomes a mixture
     device: torch.device
+    crew: bool = True  # trained with others as one program, where these are alike
 
     def open(self) -> Target:
         """The target set, its test closed."""
@@ -145,6 +146,7 @@ def case_of(settings: Mapping[str, Any], seed: int, device: torch.device) -> Cas
         parts=settings["parts"],
         experts=settings.get("experts"),
         device=device,
+        crew=settings.get("crew", True),
     )
 
 
@@ -234,7 +236,7 @@ def make(cases: Sequence[Case], plan: Plan | None) -> None:
     with _held(case.home(plan) for case in lacking), tf32():
         lacking = [case for case in lacking if not _is_made(case, plan)]
         calls = [partial(_adapt, case, plan) for case in lacking]
-        _all(calls, plan["stage"] != "supcon")
+        _all(calls, cases[0].crew and plan["stage"] != "supcon")
 
 
 def _is_made(case: Case, plan: Plan | None) -> bool:
@@ -250,7 +252,7 @@ def _held(homes: Iterable[Path]) -> Iterator[None]:
         yield
 
 
-def _all(calls: Sequence[Callable[[Member | None], T]], alike: bool = True) -> list[T]:
+def _all(calls: Sequence[Callable[[Member | None], T]], alike: bool) -> list[T]:
     """What the calls return: as one program, or one after the other where that cannot be."""
     made = together(calls) if alike and len(calls) > 1 else [call(None) for call in calls]
     if torch.cuda.is_initialized():  # other processes need what these held
@@ -345,7 +347,7 @@ def _tune(asked: Sequence[Asked], ticks: Sequence[Tick]) -> None:
     """Fine-tune all of them, also those that were found: what one draws depends on the others."""
     hear: Sequence[Tick | None] = ticks or [None] * len(asked)
     calls = [partial(_told, one, tick) for one, tick in zip(asked, hear)]
-    found = _all(calls)
+    found = _all(calls, asked[0].case.crew)
     for one, told in zip(asked, found):
         if not one.path().exists():
             about = {"tune": dict(one.tune), "number": one.number, "found": told}
