@@ -135,9 +135,9 @@ NOTES: Sequence[str] = (
     "test: read by main trials, once each, after training",
     "R3F: both passes have dropout of their own, as in its authors' code, beside which its noise "
     "of 1e-5 hardly counts; its weight is searched",
-    "scale small: six seeds, models and trainings that two cores can carry; what comes out speaks "
-    "of models that have learnt less, and is no pilot of scale full: margins, arms and claims were "
-    "written before either",
+    "scale small: models and trainings that two cores can carry; what comes out speaks of models "
+    "that have learnt less, and is no pilot of scale full: margins, arms and claims were written "
+    "before either",
     "cut: to fit the time, more than eight seeds, the lengths above, rounds 4 and 5, all but three "
     "sizes of the low-resource study, and a second fine-tune of a seed",
     "runs: all studies of the paper read the same encoders, and some the same fine-tunes, so that "

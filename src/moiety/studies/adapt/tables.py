@@ -252,13 +252,13 @@ SCALES = {
             "text": _kind(2, 2, 8, 1e-3, length=16),
         },
     ),
-    "small": Scale(  # what two cores train in some 80 minutes, all studies together
-        seeds=6,
+    "small": Scale(  # those of images: what two cores can carry in an hour or two
+        seeds=SEEDS,
         settings={
             "source": "small",
             "sets": {},
-            "parts": 6,
-            "copies": 6,
+            "parts": SEEDS,
+            "copies": SEEDS,
             "crew": False,  # on a CPU, models take their steps faster alone
             "tunes": 1,
             "label_share": 1.0,
