@@ -177,6 +177,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(kind, monkeypatch):
 
 
 def _make(log):
+    torch.set_num_threads(1)  # a forked process has none of its parent's, and would wait for them
     usual = sources.train
 
     def counted(*args, **words):
