@@ -182,6 +182,7 @@ def test_the_page_by_hand(tmp_path):
     (line,) = [line for line in text.splitlines() if line.startswith("| paper/digits 1")]
     assert line.replace("\\|", "").count("|") == 8  # text cannot break the table
     assert "| **holds** | +" in line and " points (+" in line
+    assert f"| {claim['tier']}, scale small | 6 |" in line
     assert "a is better than b by more than 1 point" in text
     assert claim["would_change"] in text
     assert result["trials_sha256"][:16] in text and "`run` (small, cpu)" in text
@@ -196,6 +197,15 @@ def test_a_proxy_never_says_that_a_paper_is_wrong(tmp_path, tier, effect):
     text = ledger_markdown(rows_of(tmp_path, study))
     assert ("says nothing against the paper" in text) == (tier == "proxy")
     assert not any(word in text for word in ("wrong", "refute", "disprove", "fails", "false"))
+
+
+def test_the_whole_scale_goes_without_saying(tmp_path):
+    study = make_study(scales={"full": Scale(6)})
+    write_json(
+        result_path(tmp_path, study.name), {**commit(tmp_path, make_study()), "scale": "full"}
+    )
+    text = ledger_markdown(rows_of(tmp_path, study))
+    assert "**holds**" in text and "scale full" not in text
 
 
 def test_our_own_questions_come_last(tmp_path):

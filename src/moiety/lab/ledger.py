@@ -210,10 +210,16 @@ def _line(row: Row) -> str:
         _effect(row),
         f"{verdict['p']:.2g}" if verdict else "–",
         row.claim.number or "–",
-        row.claim.tier,
+        _tier(row),
         str(verdict.get("seeds", "–")),
     ]
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _tier(row: Row) -> str:
+    """The tier, with the scale where it was not the whole one."""
+    scale = (row.result or {}).get("scale", "full")
+    return row.claim.tier if scale == "full" else f"{row.claim.tier}, scale {scale}"
 
 
 def _name(row: Row) -> str:
