@@ -388,10 +388,45 @@ def test_rounds_of_self_distillation_brought_what_is_written():
         assert near([distance, *ends(of_distance)], spread(*arm, "distance")), name
 
 
+def test_studies_of_adaptation_at_a_smaller_scale_went_as_is_written():
+    on = "fashion-mnist / "
+    for head, study in (("variant", "ablation"), ("weight", "weight")):
+        (written,) = tables("adapt.md", f"| {head}, scale small |")
+        assert [on + arm for arm in written] == list(means(f"adapt-{study}"))
+        for arm, (score, interval) in written.items():
+            assert near([score, *ends(interval)], spread(f"adapt-{study}", on + arm)), arm
+    pairs = {
+        "steps": ("further pre-training, {}", "self-distillation, {}"),
+        "labels": ("fine-tuning, {}", "self-distillation, {}"),
+    }
+    for head, arms in pairs.items():
+        (written,) = tables("adapt.md", f"| {head}, scale small |")
+        assert len(written) == 3
+        study = "adapt-low-resource" if head == "labels" else "adapt-steps"
+        for row, cells in written.items():
+            for arm, (score, interval) in zip(arms, (cells[:2], cells[2:])):
+                found = spread(study, on + arm.format(row))
+                assert near([score, *ends(interval)], found), (head, row, arm)
+
+
+def test_losses_and_contrast_at_a_smaller_scale_went_as_is_written():
+    found, (written,) = means("adapt-gap"), tables("adapt.md", "| four sets, scale small |")
+    columns = ["score", "test loss", "training loss", "gap", "distance"]
+    assert list(written) == list(found)
+    for arm, row in written.items():
+        assert near(row, [found[arm][name] for name in columns]), arm
+    found, (written,) = means("adapt-supcon"), tables("adapt.md", "| two sets, scale small |")
+    assert list(written) == list(found)
+    for arm, (*cells, mean, interval) in written.items():
+        sets = [found[arm][f"score, {name}"] for name in ("pneumoniamnist", "fashion-mnist")]
+        assert near(cells, sets) and near([mean, *ends(interval)], spread("adapt-supcon", arm)), arm
+
+
 def test_claims_of_adaptation_came_out_as_is_written():
     """Words and differences as in docs/claims.md, which has a test; each claim once."""
     ledger, told, asked = (ROOT / "docs" / "claims.md").read_text(), {}, 0
-    for study in ("images", "rounds"):
+    smaller = ("ablation", "steps", "weight", "low-resource", "gap", "supcon")
+    for study in ("images", "rounds", *smaller):
         row = rf"^\| adapt/({study} \d+: .*?) \| \*\*(\w+)\*\* \| (.*?) \|"
         found = re.findall(row, ledger, re.M)
         told |= {name: [f"*{word}*", effect] for name, word, effect in found}

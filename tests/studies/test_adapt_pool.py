@@ -12,7 +12,7 @@ from moiety.adapt import further_pretrain, opening, self_distill
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.scores import scores
 from moiety.hf.upcycle import receipt
-from moiety.studies.adapt import contrast, pool, tables
+from moiety.studies.adapt import contrast, pool, tables, tunes
 from moiety.studies.adapt.targets import Target
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ SMOKE = {**tables.SCALES["smoke"].settings, "lr": 1e-3, "longer": 1}
 
 
 def tuned_one(case, plan, tune, number, test):
-    (found,) = pool.tuned([pool.Asked(case, plan, tune, number, test)])
+    (found,) = tunes.tuned([tunes.Asked(case, plan, tune, number, test)])
     return found
 
 
@@ -166,7 +166,7 @@ def test_images_have_dropout_and_methods_their_own_numbers(monkeypatch):
         heard.update(words)
         raise InterruptedError
 
-    monkeypatch.setattr(pool, "finetune", spy)
+    monkeypatch.setattr(tunes, "finetune", spy)
     with pytest.raises(InterruptedError):
         tuned_one(case(), None, pool.tune_of(asked), 0, test=False)
     assert heard["options"] == {"radius": 2.0} and heard["dropout"] == 0.1
@@ -188,7 +188,7 @@ def test_the_distance_is_from_the_source_not_from_the_adapted_encoder():
 @pytest.mark.parametrize("classes", [2, 5, 10, 242])
 def test_every_class_is_in_all_parts_alike(classes):
     labels = torch.arange(1210) % classes
-    part = pool.parts_of(labels, 5)
+    part = tunes.parts_of(labels, 5)
     table = torch.zeros(classes, 5).index_put_((labels, part), torch.ones(1210), accumulate=True)
     assert (table.amax(1) - table.amin(1)).max() <= 1 and (table.sum(0) == 242).all()
 
@@ -197,17 +197,17 @@ def test_parts_share_every_class_and_a_score_is_that_of_its_part():
     g = torch.Generator().manual_seed(0)
     labels = torch.arange(300) % 3
     logits = torch.randn(300, 3, generator=g) + 2 * torch.eye(3)[labels]
-    part = pool.parts_of(labels, 5)
+    part = tunes.parts_of(labels, 5)
     for p in range(5):
         assert torch.bincount(labels[part == p]).tolist() == [20, 20, 20]
     kept = [scores(logits[part != p], labels[part != p]) for p in range(5)]
     found = {"test": scores(logits, labels), "without": kept}
     for measure in ("accuracy", "loss", "micro_f1"):
-        values = [pool.on_part(found, measure, p) for p in range(5)]
+        values = [tunes.on_part(found, measure, p) for p in range(5)]
         own = [scores(logits[part == p], labels[part == p])[measure] for p in range(5)]
         assert values == pytest.approx(own)
         assert sum(values) / 5 == pytest.approx(found["test"][measure])
-    values = [pool.on_part(found, "macro_f1", p) for p in range(5)]
+    values = [tunes.on_part(found, "macro_f1", p) for p in range(5)]
     assert sum(values) / 5 == pytest.approx(found["test"]["macro_f1"], abs=2e-3)
 
 

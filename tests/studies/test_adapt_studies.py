@@ -14,7 +14,7 @@ from moiety.lab.statistics import t_interval
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Running
 from moiety.lab.tuning import FIRST_SEED, Tuner
-from moiety.studies.adapt import pool, preparing, projection, statements, tables
+from moiety.studies.adapt import pool, preparing, projection, statements, tables, tunes
 from moiety.studies.adapt.targets import TARGETS, Target
 
 NAMES = ["images", "text", "low-resource", "ablation", "rounds", "gap", "steps", "weight"]
@@ -50,8 +50,9 @@ def test_studies_read_the_same_runs(tmp_path, monkeypatch):
     first, *others = (trial(name, arm, tmp_path) for name, arm in SELF)
     found = tables.run_block([first])[0]
     assert found.keys() == tables.METRICS.keys()
-    for name in ("finetune", "self_distill", "further_pretrain"):
-        monkeypatch.setattr(pool, name, None)  # nothing trains again
+    monkeypatch.setattr(tunes, "finetune", None)  # nothing trains again
+    for name in ("self_distill", "further_pretrain"):
+        monkeypatch.setattr(pool, name, None)
     assert all(tables.run_block([one])[0] == found for one in others)
     assert [row["step"] for row in first.curve.rows()] == [1, 2]
 
@@ -119,11 +120,11 @@ def test_a_seed_is_a_new_source_split_and_part(tmp_path):
     assert not torch.equal(*labels)
     found = tables.run_block(runs)
     tune = pool.tune_of(runs[0].settings)
-    tuned = pool.tuned([pool.Asked(case, None, tune, 0, test=True) for case in cases])
+    tuned = tunes.tuned([tunes.Asked(case, None, tune, 0, test=True) for case in cases])
     for part, (metrics, one) in enumerate(zip(found, tuned)):
         moved = {}  # by what part s of the test does to both seeds
         for of in ("accuracy", "loss"):
-            each = [pool.on_part(other, of, part) - other["test"][of] for other in tuned]
+            each = [tunes.on_part(other, of, part) - other["test"][of] for other in tuned]
             moved[of] = sum(each) / 2
         assert metrics["judged score"] == pytest.approx(one["test"]["accuracy"] + moved["accuracy"])
         assert metrics["score"] == one["test"]["accuracy"]
@@ -161,8 +162,8 @@ def test_intervals_of_judged_scores_hold(spreads):
 def test_nested_fine_tunes_are_averaged(tmp_path):
     one = trial("adapt/steps", "fashion-mnist / fine-tuning", tmp_path, tunes=2)
     case, tune = pool.case_of(one.settings, 0, one.device), pool.tune_of(one.settings)
-    asked = [pool.Asked(case, None, tune, number, test=True) for number in range(2)]
-    both = [found["test"]["loss"] for found in pool.tuned(asked)]
+    asked = [tunes.Asked(case, None, tune, number, test=True) for number in range(2)]
+    both = [found["test"]["loss"] for found in tunes.tuned(asked)]
     assert both[0] != both[1]
     assert tables.run_block([one])[0]["test loss"] == pytest.approx(sum(both) / 2)
 
@@ -331,12 +332,12 @@ def test_a_block_runs_whole_or_is_found_whole(tmp_path, monkeypatch):
     whole = tables.run_block(runs)
     cases = [pool.case_of(one.settings, one.seed, one.device) for one in runs]
     tune = pool.tune_of(runs[0].settings)
-    paths = [pool.Asked(case, None, tune, 0, test=True).path() for case in cases]
+    paths = [tunes.Asked(case, None, tune, 0, test=True).path() for case in cases]
     paths[1].unlink()
     before = paths[0].stat().st_mtime_ns
     assert tables.run_block(runs) == whole  # with dropout, which is drawn for all at once
     assert paths[0].stat().st_mtime_ns == before
-    monkeypatch.setattr(pool, "finetune", None)
+    monkeypatch.setattr(tunes, "finetune", None)
     assert tables.run_block(runs) == whole
 
 

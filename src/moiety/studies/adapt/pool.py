@@ -1,19 +1,15 @@
-"""The adapted encoders and the fine-tunes that the studies of adaptation share.
+"""The adapted encoders that the studies of adaptation share; `tunes` has what becomes of them.
 
-    def run_block(runs):                                 # trials of a study, see `tables`
-        cases = [case_of(run.settings, run.seed, run.device) for run in runs]
-        found = tuned([Asked(case, plan, tune, number=0, test=True) for case in cases])
+    case = case_of(run.settings, run.seed, run.device)
+    encoder = adapted(case, plan_of(run.settings))
 
 A `Case` is a source model with the labelled examples of one seed of a target set. An encoder
 depends on its case and on its plan: none, further pre-training, or rounds of self-distillation,
-each with the plan of its teacher inside. A fine-tune depends on its encoder, on its own settings
-and on a number; none depends on the study. Whoever needs one first makes it.
+each with the plan of its teacher inside. None depends on the study: whoever needs one first makes
+it.
 
     sources.folder()/<source>/<target>-<key>/             a plan: the encoder, adapted.json (last)
     sources.folder()/<source>/<target>-<key>/course/      where its training is now
-    …/tuned-<key>/found.json                              what a fine-tune of it came to
-
-The test is read by the fine-tunes of main trials alone, once each, when their training is over.
 """
 
 from __future__ import annotations
@@ -28,24 +24,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from ... import io
-from ...adapt import finetune, further_pretrain, self_distill
+from ...adapt import further_pretrain, self_distill
 from ...adapt.encoders import Encoder
-from ...adapt.finetune import Tuned
 from ...adapt.recipe import Diverged
 from ...adapt.rows import Rows
-from ...adapt.scores import scores
 from ...adapt.together import Member, together
 from ...adapt.tuning import OPTIONS
 from ...train import seeded
-from ...train.draws import step_seed
 from .contrast import contrast
 from .corpora import checksums
 from .packaged import packaged
@@ -53,10 +43,8 @@ from .sources import Source, settings_of, source
 from .targets import TARGETS, Examples, Target, load_target
 
 RECIPE = 3  # of what trains here; a change of the code that trains otherwise adds one
-TUNE = 21  # what the seed of a case is used for, besides its own draws
 CAPTURE = True  # on a GPU, repeat steps as CUDA graphs
 Plan = dict[str, Any]  # of an encoder, plain JSON; a teacher's is inside
-Tick = Callable[[float], None]
 T = TypeVar("T")
 
 # What a plan and a fine-tune take from the settings of a trial.
@@ -106,7 +94,7 @@ class Case:
             "plan": plan,
             "recipe": RECIPE,
         }
-        return self.source.path / f"{self.target.replace(' ', '-')}-{_key(asked)}"
+        return self.source.path / f"{self.target.replace(' ', '-')}-{key_of(asked)}"
 
 
 @lru_cache(maxsize=8)  # a worker runs block after block of the same sources
@@ -233,10 +221,10 @@ def make(cases: Sequence[Case], plan: Plan | None) -> None:
         return
     make(lacking, plan.get("teacher"))
     # Who wants one at the same time waits, however long that is, and then finds it.
-    with _held(case.home(plan) for case in lacking), tf32():
+    with held(case.home(plan) for case in lacking), tf32():
         lacking = [case for case in lacking if not _is_made(case, plan)]
         calls = [partial(_adapt, case, plan) for case in lacking]
-        _all(calls, cases[0].crew and plan["stage"] != "supcon")
+        all_of(calls, cases[0].crew and plan["stage"] != "supcon")
 
 
 def _is_made(case: Case, plan: Plan | None) -> bool:
@@ -244,7 +232,7 @@ def _is_made(case: Case, plan: Plan | None) -> bool:
 
 
 @contextmanager
-def _held(homes: Iterable[Path]) -> Iterator[None]:
+def held(homes: Iterable[Path]) -> Iterator[None]:
     """Be the only one who works in these folders; all take them in one order."""
     with ExitStack() as stack:
         for home in sorted(set(homes)):
@@ -252,7 +240,7 @@ def _held(homes: Iterable[Path]) -> Iterator[None]:
         yield
 
 
-def _all(calls: Sequence[Callable[[Member | None], T]], alike: bool) -> list[T]:
+def all_of(calls: Sequence[Callable[[Member | None], T]], alike: bool) -> list[T]:
     """What the calls return: as one program, or one after the other where that cannot be."""
     made = together(calls) if alike and len(calls) > 1 else [call(None) for call in calls]
     if torch.cuda.is_initialized():  # other processes need what these held
@@ -298,126 +286,6 @@ def _adapted(home: Path, case: Case, plan: Plan, crew: Member | None) -> None:
     made.to("cpu").save(home)
 
 
-# -- fine-tunes ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """A fine-tune: of which encoder, how, and which of several."""
-
-    case: Case
-    plan: Plan | None
-    tune: Mapping[str, Any]
-    number: int
-    test: bool
-
-    def path(self) -> Path:
-        """Where it is told what it came to."""
-        parts = self.case.parts if self.test else 0
-        words = {**self.tune, "number": self.number, "test": self.test, "parts": parts}
-        return self.case.home(self.plan) / f"tuned-{_key(words)}" / "found.json"
-
-
-def tuned(asked: Sequence[Asked], ticks: Sequence[Tick] = ()) -> list[dict[str, Any] | None]:
-    """What fine-tunes of one method came to, done now or found; None: one whose loss diverged.
-
-    train, validation, test   scores; test only if asked for
-    without                   test scores without each of its parts in turn
-    distance                  l2, of the trunk from the source's
-    curve                     of the training
-    """
-    if not all(one.path().exists() for one in asked):
-        for plan, cases in _by_plan(asked):
-            make(cases, plan)
-        with _held(one.path().parent for one in asked), tf32():
-            if not all(one.path().exists() for one in asked):
-                _tune(asked, ticks)
-    return [io.read_json(one.path())["found"] for one in asked]
-
-
-def _by_plan(asked: Sequence[Asked]) -> Iterator[tuple[Plan | None, list[Case]]]:
-    """Each plan with the cases, each once, that want an encoder of it."""
-    plans = {json.dumps(one.plan, sort_keys=True): one.plan for one in asked}
-    for text, plan in plans.items():
-        mine = [one.case for one in asked if json.dumps(one.plan, sort_keys=True) == text]
-        yield plan, list({case.home(plan): case for case in mine}.values())
-
-
-def _tune(asked: Sequence[Asked], ticks: Sequence[Tick]) -> None:
-    """Fine-tune all of them, also those that were found: what one draws depends on the others."""
-    hear: Sequence[Tick | None] = ticks or [None] * len(asked)
-    calls = [partial(_told, one, tick) for one, tick in zip(asked, hear)]
-    found = _all(calls, asked[0].case.crew)
-    for one, told in zip(asked, found):
-        if not one.path().exists():
-            about = {"tune": dict(one.tune), "number": one.number, "found": told}
-            io.write_json(one.path(), about)
-
-
-def _told(asked: Asked, tick: Tick | None, crew: Member | None) -> dict[str, Any] | None:
-    try:
-        return _found(asked, tick, crew)
-    except Diverged:  # others go on
-        return None
-
-
-def _found(asked: Asked, tick: Tick | None, crew: Member | None) -> dict[str, Any]:
-    case, target = asked.case, asked.case.open()
-    encoder = adapted(case, asked.plan)
-    found = finetune(
-        encoder,
-        case.rows(encoder, target.labelled(case.seed, case.labels)),
-        validation=case.rows(encoder, target.validation(case.seed, case.labels)),
-        classes=target.classes,
-        seed=step_seed(step_seed(case.seed, TUNE), asked.number),
-        checks=2,
-        capture=CAPTURE,
-        crew=crew,
-        tick=tick,
-        **asked.tune,
-    )
-    told = {
-        **found.scores,
-        "distance": found.classifier.distance(case.start()),
-        "curve": [{"step": line["step"], "loss": line["loss"]} for line in found.history],
-        "seconds": round(found.seconds, 3),  # of all that ran with it
-    }
-    return {**told, **_tested(found, encoder, case, target.test())} if asked.test else told
-
-
-def _tested(found: Tuned, encoder: Encoder, case: Case, test: Examples) -> dict[str, Any]:
-    """Scores on the test, whole and without each of its parts."""
-    assert test.labels is not None
-    logits, labels = found.logits(case.rows(encoder, test)), test.labels
-    part = parts_of(labels, case.parts)
-    kept = [scores(logits[part != p], labels[part != p]) for p in range(case.parts)]
-    return {"test": scores(logits, labels), "without": kept}
-
-
-def parts_of(labels: Tensor, count: int) -> Tensor:
-    """`[N]`: the number of the part that each test item is in; every class is spread over all."""
-    mixed = np.random.default_rng(0).permutation(len(labels))
-    part = np.empty(len(labels), dtype=np.int64)
-    # Dealt out class by class: the items of a class go to the parts in turn.
-    part[mixed[np.argsort(labels.numpy()[mixed], kind="stable")]] = np.arange(len(labels)) % count
-    return torch.from_numpy(part)
-
-
-def on_part(found: Mapping[str, Any], measure: str, part: int) -> float:
-    """A score of one part of the test, as a jackknife has it: P · whole − (P − 1) · without it.
-
-    Of an accuracy or a mean loss it is the plain value on that part, where parts are equal; of F1,
-    which is no mean over items, its share in the whole. The mean over parts is the whole.
-    """
-    count = len(found["without"])
-    return count * found["test"][measure] - (count - 1) * found["without"][part][measure]
-
-
-def mean_of(found: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> float:
-    """Of nested fine-tunes."""
-    return fmean(value(one) for one in found)
-
-
-def _key(asked: Mapping[str, Any]) -> str:
+def key_of(asked: Mapping[str, Any]) -> str:
     text = json.dumps(asked, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

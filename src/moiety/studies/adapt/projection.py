@@ -119,7 +119,8 @@ def measure(scale: str, device: str, kind: Any, steps: list[Step]) -> dict[Step,
         run = runner(what, encoder, rows, tables.SCALES[scale].settings[kind])
         if what != "supcon":
             run = partial(run, capture=pool.CAPTURE)
-        found[step] = _seconds(run, what != "supcon")
+        crew = tables.SCALES[scale].settings.get("crew", True)
+        found[step] = _seconds(run, crew and what != "supcon")
     return found
 
 

@@ -30,7 +30,7 @@ from typing import Any
 from ...lab.claims import Claim
 from ...lab.study import Metric, Metrics, Running, Scale, Settings, Study
 from ...lab.tuning import FIRST_SEED, Choice, LogUniform, Search
-from . import PAPER, pool
+from . import PAPER, pool, tunes
 from .pool import kind_of
 from .sources import SEEDS
 from .statements import ALIKE_TUNED, CHOSEN, DEVIATIONS, NOTES, SEARCHING
@@ -123,7 +123,7 @@ def run_set(
     runs: Sequence[Running], number: int, searching: bool
 ) -> list[dict[str, float | None] | None]:
     """The numbers of one set, by trial."""
-    asked: list[pool.Asked] = []
+    asked: list[tunes.Asked] = []
     for run in runs:
         settings = pool.each_of(run.settings)[number]
         case = pool.case_of(settings, SEARCHED if searching else run.seed, run.device)
@@ -131,9 +131,9 @@ def run_set(
         # Of its own in the search, and the same one for every study.
         first = SEARCH + run.seed - FIRST_SEED if searching else 0
         numbers = range(first, first + (1 if searching else settings["tunes"]))
-        asked += [pool.Asked(case, plan, tune, n, test=not searching) for n in numbers]
+        asked += [tunes.Asked(case, plan, tune, n, test=not searching) for n in numbers]
     each = len(asked) // len(runs)  # fine-tunes of a trial
-    found = pool.tuned(asked, [run.tick for run in runs for _ in range(each)])
+    found = tunes.tuned(asked, [run.tick for run in runs for _ in range(each)])
     by_trial = [found[i : i + each] for i in range(0, len(found), each)]
     cases = [one.case for one in asked[::each]]
     told = [_told(*own, searching) for own in zip(runs, cases, by_trial)]
@@ -153,7 +153,7 @@ def _told(
     for row in known[0]["curve"]:
         running.curve.append(**row)
     measure = TARGETS[case.target].measure
-    told = {VALIDATION: pool.mean_of(known, lambda one: one["validation"][measure])}
+    told = {VALIDATION: tunes.mean_of(known, lambda one: one["validation"][measure])}
     if searching:  # the test stays closed
         return {**dict.fromkeys(METRICS), **told}
     return {**told, **tested(known, measure)}
@@ -167,7 +167,7 @@ def _judge(trials: Sequence[tuple[Any, pool.Case, list[Any]]]) -> None:
     measure = TARGETS[trials[0][1].target].measure
     for name, plain, of in ((JUDGED, SCORE, measure), (JUDGED_LOSS, TEST_LOSS, "loss")):
         parts = [
-            [fmean(pool.on_part(one, of, place) for one in found) for place in places]
+            [fmean(tunes.on_part(one, of, place) for one in found) for place in places]
             for _, _, found in trials
         ]
         whole = [told[plain] for told, *_ in trials]
@@ -203,15 +203,15 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def tested(found: list[dict[str, Any]], measure: str) -> dict[str, float]:
     """The numbers of a main trial by itself."""
-    test = pool.mean_of(found, lambda one: one["test"]["loss"])
-    train = pool.mean_of(found, lambda one: one["train"]["loss"])
+    test = tunes.mean_of(found, lambda one: one["test"]["loss"])
+    train = tunes.mean_of(found, lambda one: one["train"]["loss"])
     return {
-        SCORE: pool.mean_of(found, lambda one: one["test"][measure]),
+        SCORE: tunes.mean_of(found, lambda one: one["test"][measure]),
         TEST_LOSS: test,
         TRAIN_LOSS: train,
         GAP: test - train,
-        DISTANCE: pool.mean_of(found, lambda one: one["distance"]),
-        RELATIVE: pool.mean_of(found, lambda one: math.log(one["distance"])),
+        DISTANCE: tunes.mean_of(found, lambda one: one["distance"]),
+        RELATIVE: tunes.mean_of(found, lambda one: math.log(one["distance"])),
     }
 
 
