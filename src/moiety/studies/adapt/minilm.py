@@ -23,7 +23,9 @@ def scale(name: str) -> Scale:
     if name == "smoke":
         return SCALES[name]
     text = {**settings["text"], "adapt_lr": 1e-4}  # the paper's, for a model of that kind
-    return Scale(SEEDS, {**settings, "text": text, "model": MINILM, "copies": SEEDS})
+    return Scale(
+        SEEDS, {**settings, "text": text, "model": MINILM, "copies": SEEDS, "parts": SEEDS}
+    )
 
 
 study = adapt_study(

@@ -69,7 +69,7 @@ class Case:
     parts: int  # of the test, for its own error: see `tables`
     experts: Mapping[str, Any] | None  # words of `upcycle`, where the source becomes a mixture
     device: torch.device
-    crew: bool = True  # trained with others as one program, where these are alike
+    together: bool = True  # trained with others as one program, where these are alike
 
     def open(self) -> Target:
         """The target set, its test closed."""
@@ -94,6 +94,8 @@ class Case:
             "plan": plan,
             "recipe": RECIPE,
         }
+        if not self.together:  # dropout is drawn otherwise
+            asked["together"] = False
         return self.source.path / f"{self.target.replace(' ', '-')}-{key_of(asked)}"
 
 
@@ -134,7 +136,7 @@ def case_of(settings: Mapping[str, Any], seed: int, device: torch.device) -> Cas
         parts=settings["parts"],
         experts=settings.get("experts"),
         device=device,
-        crew=settings.get("crew", True),
+        together=settings.get("crew", True),
     )
 
 
@@ -224,7 +226,7 @@ def make(cases: Sequence[Case], plan: Plan | None) -> None:
     with held(case.home(plan) for case in lacking), tf32():
         lacking = [case for case in lacking if not _is_made(case, plan)]
         calls = [partial(_adapt, case, plan) for case in lacking]
-        all_of(calls, cases[0].crew and plan["stage"] != "supcon")
+        all_of(calls, cases[0].together and plan["stage"] != "supcon")
 
 
 def _is_made(case: Case, plan: Plan | None) -> bool:
@@ -240,7 +242,7 @@ def held(homes: Iterable[Path]) -> Iterator[None]:
         yield
 
 
-def all_of(calls: Sequence[Callable[[Member | None], T]], alike: bool) -> list[T]:
+def all_of(calls: Sequence[Callable[[Member | None], T]], alike: bool = True) -> list[T]:
     """What the calls return: as one program, or one after the other where that cannot be."""
     made = together(calls) if alike and len(calls) > 1 else [call(None) for call in calls]
     if torch.cuda.is_initialized():  # other processes need what these held

@@ -112,14 +112,13 @@ def measure(scale: str, device: str, kind: Any, steps: list[Step]) -> dict[Step,
     mixed = dense.copy()
     mixed.model = upcycle(mixed.model, **moe.mixture("top-k"))
     rows = target.labelled(0).rows(dense, tables.SCALES[scale].settings[kind].get("length"))
-    found = {}
+    found, crew = {}, tables.SCALES[scale].settings.get("crew", True)
     for step in steps:
         what = step.removesuffix(MIXED)
         encoder = dense if what == step else mixed
         run = runner(what, encoder, rows, tables.SCALES[scale].settings[kind])
         if what != "supcon":
             run = partial(run, capture=pool.CAPTURE)
-        crew = tables.SCALES[scale].settings.get("crew", True)
         found[step] = _seconds(run, crew and what != "supcon")
     return found
 

@@ -86,8 +86,8 @@ DEVIATIONS: Sequence[str] = (
     "may also be one of training longer",
     "600 steps of further pre-training and of self-distillation (scale small: 240 for images, 120 "
     "for texts; paper: 20 000, or 100 epochs) at rates of 5e-4 and 3e-4 (small: 1e-3; paper: "
-    "1.5e-4 and 1e-4), for models that are a sixteenth as large (small: a four-hundredth); text in "
-    "batches of 64 (small: 32; paper: 128)",
+    "1.5e-4 and 1e-4), for models that are a sixteenth as large (small: a four-hundredth, or "
+    "less); text in batches of 64 (small: 32; paper: 128)",
     "a validation split is taken off the training data (paper: none for images); those of texts "
     "are drawn anew, out of the published training and validation data, and what is also in the "
     "test is left out (176 examples of ACL-ARC)",

@@ -84,14 +84,22 @@ def _by_plan(asked: Sequence[Asked]) -> Iterator[tuple[Plan | None, list[Case]]]
 
 
 def _tune(asked: Sequence[Asked], ticks: Sequence[Tick]) -> None:
-    """Fine-tune all of them, also those that were found: what one draws depends on the others."""
+    """Fine-tune them; together also those that were found: what one draws depends on the others."""
     hear: Sequence[Tick | None] = ticks or [None] * len(asked)
     calls = [partial(_told, one, tick) for one, tick in zip(asked, hear)]
-    found = all_of(calls, asked[0].case.crew)
-    for one, told in zip(asked, found):
+    if asked[0].case.together:
+        for one, told in zip(asked, all_of(calls)):
+            _keep(one, told)
+        return
+    for one, call in zip(asked, calls):
         if not one.path().exists():
-            about = {"tune": dict(one.tune), "number": one.number, "found": told}
-            io.write_json(one.path(), about)
+            _keep(one, call(None))
+
+
+def _keep(asked: Asked, told: dict[str, Any] | None) -> None:
+    if not asked.path().exists():
+        about = {"tune": dict(asked.tune), "number": asked.number, "found": told}
+        io.write_json(asked.path(), about)
 
 
 def _told(asked: Asked, tick: Tick | None, crew: Member | None) -> dict[str, Any] | None:
