@@ -409,10 +409,23 @@ def test_studies_of_adaptation_at_a_smaller_scale_went_as_is_written():
                 assert near([score, *ends(interval)], found), (head, row, arm)
 
 
+def test_losses_and_contrast_at_a_smaller_scale_went_as_is_written():
+    found, (written,) = means("adapt-gap"), tables("adapt.md", "| four sets, scale small |")
+    columns = ["score", "test loss", "training loss", "gap", "distance"]
+    assert list(written) == list(found)
+    for arm, row in written.items():
+        assert near(row, [found[arm][name] for name in columns]), arm
+    found, (written,) = means("adapt-supcon"), tables("adapt.md", "| two sets, scale small |")
+    assert list(written) == list(found)
+    for arm, (*cells, mean, interval) in written.items():
+        sets = [found[arm][f"score, {name}"] for name in ("pneumoniamnist", "fashion-mnist")]
+        assert near(cells, sets) and near([mean, *ends(interval)], spread("adapt-supcon", arm)), arm
+
+
 def test_claims_of_adaptation_came_out_as_is_written():
     """Words and differences as in docs/claims.md, which has a test; each claim once."""
     ledger, told, asked = (ROOT / "docs" / "claims.md").read_text(), {}, 0
-    smaller = ("ablation", "steps", "weight", "low-resource")
+    smaller = ("ablation", "steps", "weight", "low-resource", "gap", "supcon")
     for study in ("images", "rounds", *smaller):
         row = rf"^\| adapt/({study} \d+: .*?) \| \*\*(\w+)\*\* \| (.*?) \|"
         found = re.findall(row, ledger, re.M)
