@@ -13,6 +13,7 @@ from moiety.lab.schema import check_result
 from moiety.report import figures, page, study_page
 from moiety.report.words import (
     THOUSANDS,
+    apart,
     difference,
     duration,
     interval,
@@ -310,3 +311,9 @@ def test_a_verdict_is_a_sentence(kind, word, effect, start):
 @pytest.mark.parametrize("name", ["report.png", "report-plots.png", "report-phone.png"])
 def test_the_pictures_of_the_page_are_light(name):
     assert (Path(__file__).parent.parent / "docs" / name).stat().st_size < 300_000
+
+
+def test_names_of_a_plot_leave_out_a_set_that_both_have():
+    assert apart("usps / self-distillation", "usps / MARS") == ("self-distillation", "MARS")
+    assert apart("usps / MARS", "scierc / MARS") == ("usps / MARS", "scierc / MARS")
+    assert apart("top-k", "top-k, large") == ("top-k", "top-k, large")

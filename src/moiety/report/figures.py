@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .routing import Cell, load_table
-from .words import BYTES, THOUSANDS, difference, missing, number, short, unit
+from .words import BYTES, THOUSANDS, apart, difference, missing, number, short, unit
 
 COLOURS = 8
 # Numbers of colours, symbols and dashes are coprime: arms differ by more than their colour.
@@ -131,7 +131,8 @@ def _between(y: float) -> dict[str, Any]:
 
 def _row(result: Mapping[str, Any], i: int, claim: Mapping[str, Any], y: int) -> dict[str, Any]:
     effect = difference(claim["verdict"]["effect"], form_of(result, claim["metric"]))
-    text = f"<b>{i}</b>  {safe(claim['a'], 17)} against {safe(claim['b'], 17)}: {effect}"
+    a, b = apart(claim["a"], claim["b"])
+    text = f"<b>{i}</b>  {safe(a, 17)} against {safe(b, 17)}: {effect}"
     place = {"xref": "paper", "x": 0, "xanchor": "left", "y": y + 0.22, "yanchor": "bottom"}
     return {"text": text, **place, "showarrow": False}
 

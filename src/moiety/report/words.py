@@ -105,6 +105,12 @@ def short(name: str, longest: int = 26) -> str:
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
+def apart(a: str, b: str) -> tuple[str, str]:
+    """Two names "set / method" without the set, where it is the same."""
+    (one, slash, first), (other, _, second) = a.partition(" / "), b.partition(" / ")
+    return (first, second) if slash and one == other else (a, b)
+
+
 def sentence(claim: Mapping[str, Any], form: str) -> str:
     """Say in words what was found of a claim."""
     a, b, verdict = claim["a"], claim["b"], claim.get("verdict")
