@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers import D, E
 from moiety import FeedForward, ModuleExperts, MoE, build_router, watch
+from ranks import of_two
 
 KINDS = ("grouped", "loop", "modules")
 # The experts that the tokens of each rank may go to, two of five a token.
@@ -51,49 +52,24 @@ def loss_of(model, x):
     return loss, next(iter(routes.load().values()))
 
 
-def work(rank, meeting, results):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    try:
-        for kind in KINDS:
-            for case, ranks in CASES.items():
-                model = DistributedDataParallel(layer_of(kind), find_unused_parameters=False)
-                for _ in range(2):  # an unfinished reduction would show in the second step
-                    model.zero_grad()
-                    loss, load = loss_of(model, tokens_of(ranks[rank], rank))
-                    loss.backward()
-                if rank == 0:
-                    grads = {n: p.grad for n, p in model.module.named_parameters()}
-                    results[kind, case] = (grads, load)
-                dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
-def run_all(meeting):
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        results = manager.dict()
-        processes = [
-            context.Process(target=work, args=(rank, meeting, results), daemon=True)
-            for rank in range(2)
-        ]
-        for p in processes:
-            p.start()
-        for p in processes:
-            p.join(timeout=120)
-        stuck = [p for p in processes if p.is_alive()]
-        for p in stuck:
-            p.kill()
-        assert not stuck, f"hangs after {list(results.keys())}"
-        assert all(p.exitcode == 0 for p in processes), f"failed after {list(results.keys())}"
-        return dict(results)
+def work(rank, results):
+    for kind in KINDS:
+        for case, ranks in CASES.items():
+            model = DistributedDataParallel(layer_of(kind), find_unused_parameters=False)
+            for _ in range(2):  # an unfinished reduction would show in the second step
+                model.zero_grad()
+                loss, load = loss_of(model, tokens_of(ranks[rank], rank))
+                loss.backward()
+            if rank == 0:
+                grads = {n: p.grad for n, p in model.module.named_parameters()}
+                results[kind, case] = (grads, load)
+            dist.barrier()
 
 
 @pytest.fixture(scope="module")
 def reduced(tmp_path_factory):
-    """The gradients of every case, from one pair of processes that meet at a file."""
-    return run_all(tmp_path_factory.mktemp("ranks") / "meeting")
+    """The gradients of every case, from one pair of processes."""
+    return of_two(work, tmp_path_factory.mktemp("ranks"))
 
 
 def test_gradients_are_the_average_over_ranks(reduced):

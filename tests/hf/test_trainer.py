@@ -2,12 +2,11 @@
 
 import os
 import warnings
+from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import SequentialSampler
 from transformers import (
@@ -24,6 +23,7 @@ from transformers import (
 
 from moiety import watch
 from moiety.hf.upcycle import upcycle
+from ranks import of_two
 
 SIZE = {
     "hidden_size": 16,
@@ -190,43 +190,21 @@ def plain_ddp(kind, rank):
     return gradients(model.module)
 
 
-def work(rank, folder, results):
-    torch.set_num_threads(1)
+def work(folder, rank, results):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", ACCELERATE_USE_CPU="1",
                       MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")  # fmt: skip
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    try:
-        found = {("ddp", kind): plain_ddp(kind, rank) for kind in ("bert", "llama")}
-        for across in (True, False):
-            found["trainer", across] = ranks_step("llama", folder, across)
-        if rank == 0:
-            results.update(found)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    found = {("ddp", kind): plain_ddp(kind, rank) for kind in ("bert", "llama")}
+    for across in (True, False):
+        found["trainer", across] = ranks_step("llama", folder, across)
+    if rank == 0:
+        results.update(found)
 
 
 @pytest.fixture(scope="module")
 def reduced(tmp_path_factory):
-    """Gradients of every case, from one pair of processes that meet at a file."""
+    """Gradients of every case, from one pair of processes."""
     folder = str(tmp_path_factory.mktemp("ranks"))
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        results = manager.dict()
-        processes = [
-            context.Process(target=work, args=(rank, folder, results), daemon=True)
-            for rank in range(2)
-        ]
-        for p in processes:
-            p.start()
-        for p in processes:
-            p.join(timeout=120)
-        stuck = [p for p in processes if p.is_alive()]
-        for p in stuck:
-            p.kill()
-        assert not stuck, "hangs"
-        assert all(p.exitcode == 0 for p in processes), "failed"
-        return dict(results)
+    return of_two(partial(work, folder), folder)
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor, nn
 
 from moiety import MoE
 from moiety.robust import audit
 from moiety.robust.parallel import join, my_rows, together
 from moiety.robust.routes import Use
+from ranks import of_two
 
 
 class Net(nn.Module):
@@ -55,34 +56,16 @@ def fails_in_the_second():
         return f"{type(error).__name__}: {error}"
 
 
-def work(rank, meeting, results):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    try:
-        for case in CASES:
-            results[rank, case] = audited(case)
-        results[rank, "error"] = fails_in_the_second()
-        results[rank, "rows"] = [list(my_rows(7)), list(my_rows(7, group=2))]
-    finally:
-        dist.destroy_process_group()
+def work(rank, results):
+    for case in CASES:
+        results[rank, case] = audited(case)
+    results[rank, "error"] = fails_in_the_second()
+    results[rank, "rows"] = [list(my_rows(7)), list(my_rows(7, group=2))]
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    context = multiprocessing.get_context("spawn")
-    meeting = tmp_path_factory.mktemp("gloo") / "meeting"
-    with context.Manager() as manager:
-        results = manager.dict()
-        processes = [
-            context.Process(target=work, args=(rank, meeting, results), daemon=True)
-            for rank in range(2)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(120)
-            assert process.exitcode == 0
-        return dict(results)
+    return of_two(work, tmp_path_factory.mktemp("gloo"))
 
 
 def settled(result):
