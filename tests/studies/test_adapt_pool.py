@@ -248,11 +248,21 @@ def test_products_are_in_tf32_while_it_trains_and_as_before_afterwards(before):
     matmul = torch.backends.cuda.matmul
     found, matmul.allow_tf32 = matmul.allow_tf32, before
     try:
-        with pool.tf32():
+        with pool.quick(torch.device("cuda"), "float32"):
             assert matmul.allow_tf32
         assert matmul.allow_tf32 == before
     finally:
         matmul.allow_tf32 = found
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "plain"),
+    [("cpu", "bfloat16", True), ("cpu", "float32", False), ("cuda", "bfloat16", False)],
+)
+def test_attention_is_plain_products_in_bfloat16_on_a_cpu_alone(device, precision, plain):
+    with pool.quick(torch.device(device), precision):
+        assert torch.backends.cuda.flash_sdp_enabled() != plain
+    assert torch.backends.cuda.flash_sdp_enabled()
 
 
 # -- a model out of a package ----------------------------------------------------------------------

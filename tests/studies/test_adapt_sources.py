@@ -148,8 +148,9 @@ def test_what_is_kept_has_the_loss_that_is_told(kind):
 def test_what_training_depends_on_is_in_the_name(monkeypatch):
     base = settings_of("image", "smoke")
     names = [place("image", 0, base), place("image", 1, base)]
+    others = {"data": "cifar10", "precision": "bfloat16"}
     for name, value in base.items():
-        other = "cifar10" if name == "data" else value + 1
+        other = others.get(name) or value + 1
         names.append(place("image", 0, settings_of("image", "smoke", **{name: other})))
     monkeypatch.setattr(sources, "checksums", lambda data: ["others"])
     names.append(place("image", 0, base))

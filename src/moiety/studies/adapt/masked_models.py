@@ -150,7 +150,7 @@ def _text_config(settings: Settings, vocabulary: int) -> Any:
 def masked_loss(
     encoder: Encoder, data: Tensor, settings: Mapping[str, Any]
 ) -> Callable[[Tensor], Tensor]:
-    """The masked loss of the examples with these numbers, in bf16 on a GPU.
+    """The masked loss of the examples with these numbers, in the precision of the settings.
 
     What is hidden is drawn here and handed to the model. The numbers come from the device's own
     generator, which `train` seeds, keeps in its checkpoints and carries through a captured step;
@@ -165,9 +165,12 @@ def masked_loss(
     else:
         data, one, length = data.to(device), text_loss(encoder.model), settings["length"]
 
+    half = settings["precision"] == "bfloat16"
+    kernels = attention_kernels(length, device.type, half)
+
     def loss(rows: Tensor) -> Tensor:
-        half = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-        with half, sdpa_kernel(attention_kernels(length), set_priority=True):
+        products = torch.autocast(device.type, torch.bfloat16, enabled=half)
+        with products, sdpa_kernel(kernels, set_priority=True):
             return one(data[rows])
 
     return loss

@@ -160,7 +160,9 @@ def _with(run: Callable[..., Any], steps: int, crew: Member) -> None:
 
 
 def _measured(asked: tuple[str, str, str, list[Step]]) -> dict[Step, float]:
-    with pool.tf32():
+    scale, device, kind, _ = asked
+    precision = tables.SCALES[scale].settings[kind]["tune_precision"]
+    with pool.quick(find_device(device), precision):
         return measure(*asked)
 
 

@@ -67,12 +67,12 @@ SCALES: dict[str, dict[Kind, Settings]] = {
             "data": "digits", "train": 256, "side": 8, "patch": 2, "crop": 0,
             "dim": 16, "depth": 2, "heads": 2, "decoder_dim": 16, "decoder_depth": 1,
             "decoder_heads": 2, "mask_ratio": 0.75,
-            "steps": 8, "batch": 32, "lr": 2e-3, "weight_decay": 0.05,
+            "steps": 8, "batch": 32, "lr": 2e-3, "weight_decay": 0.05, "precision": "float32",
         },
         "text": {
             "data": "made up", "train": None, "vocabulary": 300, "length": 16,
             "dim": 16, "depth": 2, "heads": 2, "dropout": 0.1,
-            "steps": 8, "batch": 32, "lr": 2e-3, "weight_decay": 0.01,
+            "steps": 8, "batch": 32, "lr": 2e-3, "weight_decay": 0.01, "precision": "float32",
         },
     },
     "small": {
@@ -80,12 +80,12 @@ SCALES: dict[str, dict[Kind, Settings]] = {
             "data": "cifar10", "train": None, "side": 32, "patch": 8, "crop": 4,
             "dim": 64, "depth": 4, "heads": 2, "decoder_dim": 32, "decoder_depth": 2,
             "decoder_heads": 2, "mask_ratio": 0.75,
-            "steps": 2500, "batch": 64, "lr": 2e-3, "weight_decay": 0.05,
+            "steps": 2500, "batch": 64, "lr": 2e-3, "weight_decay": 0.05, "precision": "float32",
         },
         "text": {
-            "data": "imdb-text", "train": None, "vocabulary": 2048, "length": 64,
-            "dim": 64, "depth": 2, "heads": 4, "dropout": 0.0,
-            "steps": 5000, "batch": 16, "lr": 2e-3, "weight_decay": 0.01,
+            "data": "imdb-text", "train": None, "vocabulary": 4096, "length": 64,
+            "dim": 128, "depth": 4, "heads": 4, "dropout": 0.0,
+            "steps": 8000, "batch": 32, "lr": 1e-3, "weight_decay": 0.01, "precision": "bfloat16",
         },
     },
     "full": {
@@ -93,12 +93,12 @@ SCALES: dict[str, dict[Kind, Settings]] = {
             "data": "cifar10", "train": None, "side": 32, "patch": 4, "crop": 4,
             "dim": 192, "depth": 12, "heads": 3, "decoder_dim": 128, "decoder_depth": 4,
             "decoder_heads": 4, "mask_ratio": 0.75,
-            "steps": 3000, "batch": 256, "lr": 1e-3, "weight_decay": 0.05,
+            "steps": 3000, "batch": 256, "lr": 1e-3, "weight_decay": 0.05, "precision": "bfloat16",
         },
         "text": {
             "data": "imdb-text", "train": None, "vocabulary": 8192, "length": 128,
             "dim": 256, "depth": 6, "heads": 4, "dropout": 0.0,
-            "steps": 6000, "batch": 64, "lr": 1e-3, "weight_decay": 0.01,
+            "steps": 6000, "batch": 64, "lr": 1e-3, "weight_decay": 0.01, "precision": "bfloat16",
         },
     },
 }  # fmt: skip

@@ -252,7 +252,7 @@ SCALES = {
             "text": _kind(2, 2, 8, 1e-3, length=16),
         },
     ),
-    "small": Scale(  # those of images: what two cores can carry in an hour or two
+    "small": Scale(  # what two cores can carry in a day
         seeds=SEEDS,
         settings={
             "source": "small",
@@ -263,7 +263,7 @@ SCALES = {
             "tunes": 1,
             "label_share": 1.0,
             "image": _kind(240, 150, 32, 1e-3),
-            "text": _kind(120, 100, 16, 1e-3, length=48),
+            "text": _kind(300, 300, 32, 3e-4, "bfloat16", length=64),
         },
     ),
     "full": Scale(

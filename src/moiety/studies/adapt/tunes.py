@@ -34,7 +34,7 @@ from ...adapt.recipe import Diverged
 from ...adapt.scores import scores
 from ...adapt.together import Member
 from ...train.draws import step_seed
-from .pool import CAPTURE, Case, Plan, adapted, all_of, held, key_of, make, tf32
+from .pool import CAPTURE, Case, Plan, adapted, all_of, held, key_of, make, quick
 from .targets import Examples
 
 TUNE = 21  # what the seed of a case is used for, besides its own draws
@@ -69,7 +69,8 @@ def tuned(asked: Sequence[Asked], ticks: Sequence[Tick] = ()) -> list[dict[str, 
     if not all(one.path().exists() for one in asked):
         for plan, cases in _by_plan(asked):
             make(cases, plan)
-        with held(one.path().parent for one in asked), tf32():
+        where = quick(asked[0].case.device, asked[0].tune["precision"])
+        with held(one.path().parent for one in asked), where:
             if not all(one.path().exists() for one in asked):
                 _tune(asked, ticks)
     return [io.read_json(one.path())["found"] for one in asked]
