@@ -277,6 +277,13 @@ def test_what_studies_share_is_counted_once(monkeypatch):
     assert both - alone == Counter({"tune plain": 2 * (3 + 2) * 8 * 2 * 250})
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_of_images_does_not_change_with_the_settings_of_texts(name):
+    text = name in ("adapt/text", "adapt/ablation-text", "adapt/moe")
+    for scale in load_study(name).scales.values():
+        assert ("text" in scale.settings, "image" in scale.settings) == (text, not text)
+
+
 def test_the_docs_have_the_counts_of_today():
     for kind in projection.BATCHES:
         found = projection.count("full", kind)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -320,6 +321,12 @@ VARIES = (
 )
 
 
+def _without(scale: Scale, words: Iterable[str]) -> Scale:
+    """A scale that lacks some settings, which its trials would not read."""
+    kept = {word: value for word, value in scale.settings.items() if word not in words}
+    return replace(scale, settings=kept)
+
+
 def adapt_study(
     *,
     name: str,
@@ -341,6 +348,7 @@ def adapt_study(
     """
     arms = {name: {**settings, **(tuned or {})} for name, settings in arms.items()}
     sets = dict.fromkeys(s["target"] for a in arms.values() for s in pool.each_of(a))
+    others = {"image", "text"} - {kind_of(target) for target in sets}
     several = any(len(pool.each_of(a)) > 1 for a in arms.values())
     each = {each_score(t): Metric(f"On {t}", format=".1%") for t in sets if several}
     return Study(
@@ -354,7 +362,7 @@ def adapt_study(
             **{word: METRICS[word] for word in (*first, *(w for w in METRICS if w not in first))},
             **each,
         },
-        scales=scales,
+        scales={name: _without(scale, others) for name, scale in scales.items()},
         claims=claims,
         varies=varies,
         paper=PAPER,
