@@ -54,8 +54,8 @@ def tables(folder, **sizes):
     return folder
 
 
-def images(folder, size=12, channels=3, count=20):
-    draw = np.random.default_rng(0)
+def images(folder, size=12, channels=3, count=20, seed=0):
+    draw = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     shape = (size, size, channels) if channels == 3 else (size, size)
     for i in range(count):

@@ -1,6 +1,6 @@
 """`moiety adapt` from a saved RoBERTa and a text file to a classifier, killed again and again.
 
-    python killed_command.py FOLDER "warm:2 step:4 cached taught:3 rounds tune:2 saving"
+    python killed_command.py FOLDER "warm:4 step:4 cached taught:3 rounds tune:2 saving" METHOD
 
 Every life ends by SIGKILL at a place of `PLACES`, at its third occurrence or the like; the last one
 comes to the end. Prints as JSON what differs from a run that was left alone. One process imports
@@ -24,8 +24,8 @@ from moiety.adapt import cache as caching
 from moiety.adapt.objective import Objective
 from moiety.adapt.tuning import Tuning
 
-# As there: the act, when to die, the end of the target's path. Counting FLOPs comes before stage 1
-# and takes two of `step` and one of `taught`.
+# As there: the act, when to die, the end of the target's path. Counting FLOPs comes before all else
+# and takes two of `warm` or `step` and one of `taught`.
 PLACES = killed_pretraining.PLACES | {
     "asked": ((os, "replace"), "before", "killed/plan.json"),
     "tokens": ((os, "replace"), "before", "corpus/ends.npy"),
@@ -42,16 +42,19 @@ PLACES = killed_pretraining.PLACES | {
     "classifier": ((os, "replace"), "before", "killed/classifier/config.json"),
     "check": ((os, "replace"), "before", "killed/check.safetensors"),
     "result": ((os, "replace"), "before", "killed/result.json"),
+    "arm": ((os, "replace"), "before", "fine-tune/check.safetensors"),
+    "page": ((os, "replace"), "after", "killed/compare.html"),
 }
 killed_pretraining.PLACES = PLACES
 
 
-def live(folder, out):
+def live(folder, out, method):
     """One life of the command; states at every step."""
     words = ["--model", folder / "roberta", "--unlabelled", folder / "texts.txt"]
     words += ["--labelled", folder / "labelled", "--source", folder / "old.txt", "--rounds", 2]
     words += ["--steps", 4, "--warm-steps", 3, "--batch", 6, "--lr", 1e-3, "--checks", 2]
     words += ["--stop", "probe", "--patience", 9, "--epochs", 3, "--tune-batch", 8]
+    words += ["--method", method]
     return asking.run(*words, "--save-every", 0, "--seed", 3, "--out", out)
 
 
@@ -65,7 +68,7 @@ def life(place, *given):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(folder, places):
+def main(folder, places, method):
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)  # a forked process has none of its parent's threads
@@ -76,10 +79,13 @@ def main(folder, places):
     asking.texts(folder / "old.txt", 40)
     asking.tables(folder / "labelled")
     told, sys.stdout = sys.stdout, sys.stderr  # the command has its say there
-    alone = live(folder, folder / "alone")  # here, so that what it imports is there for every life
-    ends = [(place, life(place, folder, folder / "killed")) for place in places]
-    last = life("", folder, folder / "killed")
+    # Here, so that what it imports is there for every life.
+    alone = live(folder, folder / "alone", method)
+    ends = [(place, life(place, folder, folder / "killed", method)) for place in places]
+    last = life("", folder, folder / "killed", method)
     one, two = files(folder / "killed"), files(folder / "alone")
+    # The command that a comparison tells has the folder in it.
+    two = {name: data.replace(b"/alone", b"/killed") for name, data in two.items()}
     differ = sorted(name for name in {*one, *two} if one.get(name) != two.get(name))
     survived = [f"{place} ({code})" for place, code in ends if code != -signal.SIGKILL]
     report = {"ends": [alone, last], "survived": survived, "differ": differ, "files": sorted(two)}
@@ -87,4 +93,4 @@ def main(folder, places):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2].split())
+    main(Path(sys.argv[1]), sys.argv[2].split(), sys.argv[3])

@@ -3,8 +3,8 @@
     python killed_pretraining.py FOLDER STEPS "warm:3 step:4 cached between …"
 
 Every life ends by SIGKILL at a place of `PLACES`, at its third occurrence or the like; the last one
-comes to the end. Counting FLOPs takes two steps before those of stage 1, one with a teacher. Prints
-as JSON what differs from a run that was left alone. One process imports torch and forks for each
+comes to the end. Counting FLOPs takes two steps before all others, one with a teacher. Prints as
+JSON what differs from a run that was left alone. One process imports torch and forks for each
 life: a kill costs milliseconds.
 """
 

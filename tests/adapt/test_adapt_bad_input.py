@@ -11,6 +11,7 @@ import torch
 import transformers as T
 
 from moiety.adapt.cache import Cache, Key
+from moiety.adapt.text import check_tokenizer
 
 SHORT = ("--steps", 2, "--batch", 4, "--checks", 1)
 
@@ -90,6 +91,26 @@ def test_a_tokenizer_that_does_not_match_or_cannot_mask(refused, given, tmp_path
     assert "no mask token" in refused(tmp_path / "maskless")
 
 
+def test_a_tokenizer_that_pads_with_what_the_model_takes_for_a_word(refused, given, tmp_path):
+    shutil.copytree(given / "roberta", tmp_path / "other")
+    tokenizer = tiny.tokenizer()
+    tokenizer.pad_token = tiny.SPECIAL[1]
+    tokenizer.save_pretrained(tmp_path / "other")
+    said = refused(tmp_path / "other")
+    assert "it pads with token 1, and the model takes 0 for padding" in said
+
+
+@pytest.mark.parametrize(("rows", "fits"), [(1000, True), (1120, True), (1200, False)])
+def test_a_few_embeddings_without_a_token_are_usual_and_many_are_another_vocabulary(rows, fits):
+    tokenizer = tiny.tokenizer([f"v{i}" for i in range(1000 - len(tiny.SPECIAL))])
+    model = T.BertForMaskedLM(T.BertConfig(**{**tiny.TEXT, "vocab_size": rows}))
+    if fits:
+        check_tokenizer(model, tokenizer)
+    else:
+        with pytest.raises(ValueError, match="largest token id is 999, and the model embeds 1200"):
+            check_tokenizer(model, tokenizer)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -148,6 +169,10 @@ def test_a_cache_of_another_teacher(refused, tmp_path):
             ("--method", "further", "--cache-limit", "1GB"),
             "--cache-limit goes with self-distillation, not with --method further",
         ),
+        (
+            ("--distill-weight", 0, "--distill-every", 3),
+            "--distill-every goes with a --distill-weight above 0",
+        ),
         (("--lr", -1), "lr must be a positive number, got -1.0"),
         (("--length", 99), "length must be from 3 to 23, got 99"),
         (("--text", "nocolumn"), "--text goes with a table, and there is none"),
@@ -203,8 +228,32 @@ def test_what_a_comparison_needs(refused, given):
 
 def test_fine_tuning_is_refused_before_any_training(refused, given, tmp_path):
     said = refused("roberta", "texts.txt", "--labelled", given / "labelled", "--tune-lr", -1)
-    assert said == "lr must be a positive number, got -1.0"
+    assert said == "--tune-lr must be a positive number, got -1.0"
     assert not (tmp_path / "out" / "pretraining" / "plan.json").exists()
+
+
+def test_a_rate_that_is_too_high_wants_another_folder(refused):
+    said = refused("roberta", "texts.txt", "--lr", 1e30)
+    assert said.endswith("lower the learning rate (1e+30), in another --out")
+
+
+def test_a_folder_that_is_read_from_is_not_written_to(refused, given):
+    for out in (given / "roberta", given / "labelled"):
+        before = sorted(out.iterdir())
+        said = refused("roberta", "texts.txt", "--labelled", given / "labelled", out=out)
+        assert said == f"--out {out} is where {out} is read from: choose another folder"
+        assert sorted(out.iterdir()) == before
+
+
+def test_arrays_with_channels_first(refused, tmp_path):
+    np.save(tmp_path / "first.npy", np.zeros((20, 3, 12, 12), np.uint8))
+    for fit in ((), ("--fit",)):
+        said = refused("mae", tmp_path / "first.npy", *fit)
+        assert said == "first.npy: images must be [N, H, W, C] or [N, H, W], not [20, 3, 12, 12]"
+
+
+def test_images_for_a_model_of_texts(refused):
+    assert refused("roberta", "images").endswith("holds images, and the model reads texts")
 
 
 def test_another_command_in_the_same_folder(refused, given, tmp_path, capsys):
@@ -264,6 +313,7 @@ def test_a_refused_command_can_be_put_right_in_the_same_folder(refused, given, t
     (tmp_path / "empty.txt").write_text("")
     refused("roberta", tmp_path / "empty.txt")
     refused("roberta", "texts.txt", "--lr", -1)
+    assert "has no MoE layer" in refused("roberta", "texts.txt", "--match-routing", 0.1)
     words = ["--model", given / "roberta", "--unlabelled", given / "texts.txt", *SHORT]
     assert asking.run(*words, "--out", tmp_path / "out") == 0, capsys.readouterr()
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["steps"] == 2

@@ -1,24 +1,31 @@
 """`moiety adapt`: models that transformers alone loads, a plan that is kept, a comparison."""
 
 import json
+import os
+import random
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import asking
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import moiety
 from moiety import cli
-from moiety.adapt import command, encoders
+from moiety.adapt import command, encoders, stage, tuning
 from moiety.adapt.asked import Asked
 from moiety.adapt.command import begin
 from moiety.adapt.costing import costs
 from moiety.adapt.labelled import Labelled
 from moiety.cli.adapt.asked import read_bytes
+from moiety.hf.loading import load_image_processor
+from moiety.train.state import read_state
 
 SHORT = ("--steps", 3, "--batch", 8, "--checks", 2, "--lr", 1e-3)
 TUNED = ("--epochs", 1, "--tune-batch", 8)
@@ -100,6 +107,71 @@ def test_transformers_alone_loads_what_was_saved_and_gives_the_logged_logits(ada
     assert result["tuned"]["scores"].keys() == {"train", "validation", "test"}
 
 
+def test_pictures_are_prepared_by_what_was_saved(adapt, given, tmp_path):
+    words = ("--model", "mae", "--unlabelled", "images", *SHORT, "--labelled", "photos", *TUNED)
+    adapt(*words, "--out", tmp_path / "out")
+    picture = Image.open(given / "images" / "3.png")
+    asked = encoders.Encoder.load(given / "mae")  # which brought no processor
+    want = asked.batch(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None])["pixel_values"]
+    for name in ("adapted", "classifier"):
+        processor = load_image_processor(str(tmp_path / "out" / name))
+        got = processor(images=picture, return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(got, want)
+
+
+def test_one_table_or_folder_for_both_is_split_before_it_is_trained_on(adapt, given, tmp_path):
+    draw = random.Random(1)
+    lines = [f"{asking.line(draw, i % 2)} w{i % 40},{'ab'[i % 2]}" for i in range(200)]
+    (tmp_path / "all.csv").write_text("\n".join(["text,label", *lines]))
+    for name in "ab":
+        asking.images(tmp_path / "by-class" / name, count=40, seed=ord(name))
+    for model, data in (("roberta", "all.csv"), ("mae", "by-class")):
+        path = str(tmp_path / data)
+        asked = Asked(model=str(given / model), unlabelled=path, labelled=path)
+        opened = begin(asked, None)
+        assert "training split alone" in opened.corpus.notes[0]
+        read = [opened.corpus.train, opened.corpus.held]
+        seen = {bytes(np.asarray(x)) for rows in read for x in rows.take(range(len(rows)))}
+        test = opened.labelled.test()
+        assert len(test) > 5
+        hidden = [bytes(np.asarray(x)) for x in test.take(range(len(test)))]
+        assert not seen.intersection(hidden), data
+
+
+def test_ctrl_c_keeps_the_step_in_hand(adapt, given, tmp_path, monkeypatch):
+    words = (*TEXT, "--labelled", "labelled", *TUNED, "--epochs", 3, "--out")
+    adapt(*words, tmp_path / "alone")
+    monkeypatch.setattr(stage, "TOLD", 0.0)
+    monkeypatch.setattr(tuning, "TOLD", 0.0)
+    for kind, at in ((stage.Stage, "pretraining/further"), (tuning.Tuning, "fine-tuning")):
+        real = kind.advance
+
+        def advance(self, real=real):
+            real(self)
+            if self.step == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(kind, "advance", advance)
+            said = adapt(*words, tmp_path / "out", code=130)
+        assert "the step in hand is finished and kept" in said
+        assert read_state(tmp_path / "out" / at / "latest.safetensors")["step"] == 2
+    adapt(*words, tmp_path / "out")
+    one, two = ((tmp_path / name / "result.json").read_bytes() for name in ("alone", "out"))
+    assert one == two
+
+
+def test_what_was_chosen_of_the_data_is_said(adapt, given, tmp_path):
+    rows = [f"w1,{' '.join(['w2'] * 40)},{'ab'[i % 2]}" for i in range(30)]
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["title,abstract,label", *rows]))
+    words = ("--model", "roberta", *SHORT, "--dry-run", "--out", tmp_path / "out")
+    words = (*words, "--unlabelled", tmp_path, "--labelled", tmp_path, "--text", "abstract")
+    said = " ".join(adapt(*words).split())
+    assert "train.csv alone; its column abstract; 30 of 30 texts fill all 23 tokens" in said
+    assert said.count("fill all 23 tokens, or are cut") == 2  # the labelled ones, too
+
+
 def test_the_check_of_the_guide_holds(adapt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = adapt(*TEXT, "--method", "further", "--out", "out/papers")
@@ -159,7 +231,7 @@ def test_without_a_cache_the_teacher_runs_at_every_step_and_that_is_said(adapt, 
     one = adapt(*TEXT, "--cache-limit", "1KB", "--out", tmp_path / "out")
     assert "round 1: the teacher ran at every step: " in one
     assert "are more than the cache limit of 1 kB" in one
-    planned = adapt(*TEXT, "--cache-limit", 0, "--dry-run", "--out", tmp_path / "out")
+    planned = adapt(*TEXT, "--cache-limit", 0, "--dry-run", "--out", tmp_path / "other")
     assert "Cache: none; the teacher runs at every step: no cache is wanted" in planned
 
 

@@ -1,6 +1,6 @@
 """`moiety adapt`, killed at any moment, ends in the same files as if it had been left alone.
 
-Seven kills in seconds here; all of them: pytest -m slow tests/adapt/test_adapt_kills.py
+Eleven kills in seconds here; all of them: pytest -m slow tests/adapt/test_adapt_kills.py
 """
 
 import json
@@ -14,7 +14,7 @@ import pytest
 # By where they fall, in the order in which a run comes there.
 PLACES = {
     "reading": ["tokens", "asked"],
-    "warm-up": ["warm", "warm:2", "warmed", "initial"],
+    "warm-up": ["warm:3", "warm:4", "warmed", "initial"],
     "stage 1": ["step:3", "step:4", "saved", "line", "final"],
     "cache": ["between", "chunk", "written:2", "cached", "cached"],
     "stage 2": ["taught:2", "taught:3", "kept"],
@@ -23,13 +23,13 @@ PLACES = {
     "fine-tuning": ["tune", "tune:2", "tuning", "history", "scored"],
     "final save": ["tuned", "saving", "saved-half", "classifier", "check", "result"],
 }
-FEW = ["warm:2", "step:4", "cached", "taught:3", "rounds", "tune:2", "saving"]
+FEW = ["warm:4", "step:4", "cached", "taught:3", "rounds", "tune:2", "saving"]
 
 
-def killed(folder, places):
+def killed(folder, places, method="self-distill"):
     """Run `killed_command.py`; every life ended where it should, and nothing differs."""
     script = Path(__file__).with_name("killed_command.py")
-    command = [sys.executable, str(script), str(folder), " ".join(places)]
+    command = [sys.executable, str(script), str(folder), " ".join(places), method]
     # One thread, as the tests run: a forked process has no others.
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
@@ -45,6 +45,11 @@ def test_a_command_that_is_killed_ends_in_the_same_files(tmp_path):
     files = killed(tmp_path, FEW)
     assert {"adapted/model.safetensors", "classifier/model.safetensors"} <= set(files)
     assert {"result.json", "check.safetensors", "adapted/tokenizer.json"} <= set(files)
+
+
+def test_so_does_a_comparison(tmp_path):
+    files = killed(tmp_path, ["taught:3", "tune:17", "arm", "page"], "compare")
+    assert {"compare.html", "result.json", "fine-tune/check.safetensors"} <= set(files)
 
 
 @pytest.mark.slow

@@ -257,6 +257,15 @@ class Mirrored(Rows):
         return torch.where(some, images.flip(-1), images)
 
 
+class Joined(Noisy):
+    """Images that are plain, then as many that are not."""
+
+    def take(self, rows):
+        plain = Rows.take(self, rows).float() / 255
+        late = (torch.as_tensor(rows) >= len(self) // 2)[:, None, None, None]
+        return torch.where(late, super().take(rows), plain)
+
+
 def coupled():
     teacher = upcycled("text")
     layer = next(m for m in teacher.model.modules() if isinstance(m, moiety.MoE))
@@ -277,6 +286,7 @@ def unmasked():
         (encoder, rows("image"), {"match": "weights"}, {}, "its weights are all it says"),
         (encoder, Noisy(rows("image").items), {}, {}, "augmented at random"),
         (encoder, Mirrored(rows("image", 64).items), {}, {}, "augmented at random"),
+        (encoder, Joined(rows("image", 200).items), {}, {}, "augmented at random"),
         (encoder, rows("image"), {}, {"limit": 1000}, "15.4 kB are more than the cache limit of 1"),
         (encoder, rows("image"), {}, {"cache": False}, "no cache is wanted"),
         (coupled, rows("text"), {}, {}, "shares the capacity"),

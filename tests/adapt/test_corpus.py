@@ -341,7 +341,7 @@ def test_labelled_data_in_memory(reader, viewer):
     assert [row.tolist() for row in data.train.take([0, 1])] == reader.tokenise(["w1", "w2 w3"])
     assert data.test().labels.tolist() == [0, 1]
     assert len(read_corpus(problem, reader).held) == 1
-    with pytest.raises(ValueError, match="is a text problem"):
+    with pytest.raises(ValueError, match="toy holds texts with classes"):
         read_labelled(problem, viewer)
 
 

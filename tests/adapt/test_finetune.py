@@ -218,6 +218,15 @@ def test_the_test_split_is_read_once_and_after_everything_else(tmp_path):
     assert torch.equal(weights(again), weights(tuned))
 
 
+def test_a_test_split_that_is_given_later_is_scored_then(tmp_path):
+    assert "test" not in tune(out=tmp_path).scores
+    later, data = tune(out=tmp_path, test=sentences(seed=5)), []
+    assert later.scores["test"] == tune(test=sentences(seed=5)).scores["test"]
+    kept = tune(out=tmp_path, test=lambda: data.append("read"))
+    assert kept.scores == later.scores and not data
+    assert json.loads((tmp_path / "result.json").read_text())["scores"] == later.scores
+
+
 def test_a_planted_test_file_that_raises_is_not_opened_before_the_end(tmp_path):
     def planted():
         raise RuntimeError("read too early")

@@ -5,6 +5,7 @@ import torch
 from rows import Rows, encoder, labelled, moved, rows, same
 from torch import nn
 from torch.nn import functional as F
+from transformers import PreTrainedConfig
 
 from moiety.adapt import follow as following
 from moiety.adapt.encoders import Encoder, Masked, Represented
@@ -144,6 +145,7 @@ class Planted(nn.Module):
         super().__init__()
         self.trunk = nn.Module()
         self.trunk.weights = nn.Parameter(torch.tensor([0.05, 0.3]))
+        self.config = PreTrainedConfig()
 
     @property
     def base_model(self):

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+import transformers as T
 from rows import Rows, encoder, labelled, moved, rows, same, upcycled
 from torch.utils.data import TensorDataset
 
+from moiety.adapt import encoders, stage
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.labelled import read_labelled
 from moiety.adapt.pretrain import further_pretrain, self_distill
 from moiety.adapt.recipe import Recipe, adamw
+from moiety.train.state import read_state
 
 KINDS = ("image", "text")
 SHORT = {"steps": 4, "batch": 6, "lr": 1e-2, "checks": 2}
@@ -301,6 +304,60 @@ def test_a_folder_of_another_adaptation_is_refused(tmp_path):
         self_distill(model, data, out=tmp_path, **SHORT)
 
 
+def test_a_model_of_other_heads_is_another_model_though_its_weights_are_the_same(tmp_path):
+    model = encoder("text")
+    config = T.RobertaConfig(**{**tiny.TEXT, "num_attention_heads": 4})
+    other = Encoder.load(T.RobertaForMaskedLM(config), processor=tiny.tokenizer())
+    other.model.load_state_dict(model.model.state_dict())
+    further_pretrain(model, rows("text"), out=tmp_path, **SHORT)
+    with pytest.raises(ValueError, match="was begun with another model"):
+        further_pretrain(other, rows("text"), out=tmp_path, **SHORT)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"held": rows("text", 9)},
+        {"source": rows("text", 8, seed=9)},
+        {"labelled": labelled("text", seed=9)},
+        {"labelled": Rows(labelled("text").items, 1 - labelled("text").labels)},
+    ],
+)
+def test_what_is_looked_at_stays_what_it_was(tmp_path, other):
+    words = {**SHORT, "out": tmp_path, "held": rows("text", 8), "source": rows("text", 8, seed=2)}
+    words["labelled"] = labelled("text")
+    model, data = encoder("text"), rows("text")
+    further_pretrain(model, data, **words)
+    with pytest.raises(ValueError, match=r"the examples have changed since .* was begun"):
+        further_pretrain(model, data, **{**words, **other})
+
+
+@pytest.mark.parametrize("make", [lambda: encoder("image"), lambda: upcycled("text")])
+def test_flops_are_those_of_a_whole_batch(monkeypatch, make):
+    model = make()
+    data = rows(model.kind)
+    few = self_distill(model, data, **{**SHORT, "steps": 1}).flops
+    monkeypatch.setattr(encoders, "FEW", 99)
+    assert few == pytest.approx(self_distill(model, data, **{**SHORT, "steps": 1}).flops)
+
+
+def test_an_interrupt_between_two_steps_keeps_what_was_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(stage, "TOLD", 0.0)
+    words = {**SHORT, "steps": 6, "checks": 1}
+    model, data = encoder("text"), rows("text")
+    alone = further_pretrain(model, data, **words)
+
+    def tick(name, share):
+        if share >= 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        further_pretrain(model, data, out=tmp_path, tick=tick, **words)
+    assert read_state(tmp_path / "further" / "latest.safetensors")["step"] == 3
+    again = further_pretrain(model, data, out=tmp_path, **words)
+    assert same(state(again.encoder), state(alone.encoder))
+
+
 def test_rows_without_examples_or_labels_are_refused():
     with pytest.raises(ValueError, match="the data hold no example to train on"):
         further_pretrain(encoder("image"), Rows([]), **SHORT)
@@ -311,13 +368,17 @@ def test_rows_without_examples_or_labels_are_refused():
 def test_a_loss_that_is_no_number_is_told():
     with pytest.raises(ValueError, match=r"no longer a number .* lower the learning rate"):
         further_pretrain(encoder("image"), rows("image"), **{**SHORT, "lr": 1e30})
+    # The last step before a look breaks the weights, which probes cannot take.
+    words = {**SHORT, "lr": 1e30, "checks": 4, "labelled": labelled("text")}
+    with pytest.raises(ValueError, match=r"no longer a number .* lower the learning rate"):
+        further_pretrain(encoder("text"), rows("text"), **words)
 
 
 # -- killed ----------------------------------------------------------------------------------------
 
-FEW = "warm:2 step:4 between chunk:2 taught:3 end"  # test_adapt_kills.py has the others
+FEW = "warm:4 step:4 between chunk:2 taught:3 end"  # test_adapt_kills.py has the others
 MANY = (
-    "plan warm warm:2 warm:3 warmed initial step:3 step:4 step:5 save save:2 saved saved:2 line "
+    "plan warm:3 warm:4 warm:5 warmed initial step:3 step:4 step:5 save save:2 saved saved:2 line "
     "final between chunk chunk:2 written cached taught:2 taught:3 taught:4 kept kept:2 rounds "
     "chunk:2 written cached taught:3 end end remove"
 )

@@ -251,9 +251,10 @@ def look_through(encoder: Encoder, data: Any) -> Inputs:
 def _augmented(encoder: Encoder, data: Any) -> bool:
     """Whether the same rows come out different the second time.
 
-    So many, because what mirrors one in two leaves a few rows as they were now and then.
+    So many, because what mirrors one in two leaves a few rows as they were now and then; and from
+    everywhere, because data may be joined of several kinds.
     """
-    rows = torch.arange(min(len(data), 64))
+    rows = torch.linspace(0, len(data) - 1, min(len(data), 64)).long()
     one, two = (encoder.batch(data.take(rows)) for _ in range(2))
     return any(not torch.equal(one[name], two[name]) for name in one)
 

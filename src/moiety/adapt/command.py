@@ -39,7 +39,7 @@ from .finetune import RATES, Tuned, finetune
 from .images import ImageEncoder
 from .labelled import Labelled, read_labelled
 from .pretrain import Adapted, further_pretrain, self_distill
-from .reading import has_columns
+from .reading import has_columns, is_one, problem_of
 from .rows import Rows
 from .tuning import TuneRecipe
 
@@ -60,19 +60,28 @@ def begin(asked: Asked, out: Path | None, device: Any = None) -> Opened:
     Without `out` nothing is written.
     """
     plan = dataclasses.asdict(asked)
-    if out is not None and (out / "pretraining" / "plan.json").exists():
-        settle(out, plan)
+    if out is not None:
+        check_out(asked, out)
     opened = open_all(asked, None if out is None else out / "pretraining")
     check_tuning(asked, opened)
     check_idle(asked, opened.encoder)
     if device is not None:
         opened.encoder.to(device)
     if out is not None:
-        for left in out.glob(".*.tmp"):  # by a process that was killed
+        for left in out.rglob(".*.tmp"):  # by a process that was killed
             left.unlink()
         # As long as nothing is trained, a command that was refused can be put right.
         io.write_json(out / "plan.json", plan)
     return opened
+
+
+def check_out(asked: Asked, out: Path) -> None:
+    """Raise for a folder that is another command's, or that is read from."""
+    for given in (asked.model, asked.unlabelled, asked.labelled, asked.source):
+        if given is not None and Path(given).expanduser().resolve() == out.resolve():
+            raise ValueError(f"--out {out} is where {given} is read from: choose another folder")
+    if (out / "pretraining" / "plan.json").exists():
+        settle(out, dataclasses.asdict(asked))
 
 
 def check_tuning(asked: Asked, opened: Opened) -> None:
@@ -81,7 +90,10 @@ def check_tuning(asked: Asked, opened: Opened) -> None:
         return
     Classifier.build(opened.encoder, opened.labelled.classes)
     lr = RATES[opened.encoder.kind] if asked.tune_lr is None else asked.tune_lr
-    TuneRecipe(steps=1, batch=1, lr=lr, method=asked.tune)
+    try:
+        TuneRecipe(steps=1, batch=1, lr=lr, method=asked.tune)
+    except ValueError as error:
+        raise ValueError(f"--tune-{error}") from None
     if asked.labels is not None:
         draw(opened.labelled, asked.labels, asked.seed)
 
@@ -105,21 +117,28 @@ def check_idle(asked: Asked, encoder: Encoder) -> None:
 def open_all(asked: Asked, folder: Path | None) -> Opened:
     """The model, and the data as it reads them."""
     encoder = Encoder.load(asked.model, seed=asked.seed)
-    if asked.fit and isinstance(encoder, ImageEncoder) and encoder.processor is not None:
+    if asked.fit and isinstance(encoder, ImageEncoder):
         encoder.processor.do_convert_rgb = encoder.shape[0] == 3  # of grey images, as we do here
     shape: dict[str, Any] = {"length": asked.length, "fit": asked.fit, "seed": asked.seed}
     shape["data_dir"] = asked.data_dir
 
-    def corpus(source: str, name: str) -> Corpus:
+    def corpus(source: Any, name: str) -> Corpus:
         at = None if folder is None else folder / name
         return read_corpus(source, encoder, column=asked.text, folder=at, **shape)
 
+    unlabelled: Any = asked.unlabelled
+    given: Any = asked.labelled
     labelled = None
-    if asked.labelled is not None:
-        words = {"targets": asked.target, "text": asked.text, **shape}
-        labelled = read_labelled(asked.labelled, encoder, **words)
+    if given is not None:
+        words = {"targets": asked.target, "text": asked.text, "seed": asked.seed}
+        if one := is_one(unlabelled, given):
+            given = unlabelled = problem_of(given, asked.data_dir, **words)
+        labelled = read_labelled(given, encoder, **{**words, **shape})
+    found = corpus(unlabelled, "corpus")
+    if given is not None and one:
+        found.notes.insert(0, "its training split alone, since it is also what is labelled")
     source = None if asked.source is None else corpus(asked.source, "source")
-    return Opened(encoder, corpus(asked.unlabelled, "corpus"), source, labelled)
+    return Opened(encoder, found, source, labelled)
 
 
 def draw(labelled: Labelled, count: int | None, seed: int) -> Rows:

@@ -23,7 +23,7 @@ from .images import ImageEncoder
 from .reading import Picture, fit_images, problem_texts, read_images, read_texts
 from .rows import Images, Rows, Tokens, hold_out
 from .text import TextEncoder
-from .tokens import id_rows, text_rows
+from .tokens import cut_texts, id_rows, text_rows
 
 HELD, LEAST = 0.02, 16  # share and number of rows held out
 
@@ -69,9 +69,9 @@ def read_corpus(
     if isinstance(source, Rows):
         rows = source
     elif isinstance(encoder, TextEncoder):
-        tokens = _tokens(source, encoder, column, length, pack, folder, data_dir)
+        tokens, chosen = _tokens(source, encoder, column, length, pack, folder, data_dir)
         rows = Rows(tokens)
-        notes.append(f"{len(tokens.ids)} tokens in {len(tokens)} rows")
+        notes += [*chosen, f"{len(tokens.ids)} tokens in {len(tokens)} rows"]
     else:
         assert isinstance(encoder, ImageEncoder)
         rows = Rows(_images(source, Picture(encoder.shape, fit), column, data_dir))
@@ -88,11 +88,11 @@ def _tokens(
     pack: bool | None,
     folder: str | os.PathLike[str] | None,
     data_dir: str | Path | None,
-) -> Tokens:
-    """All texts of a source as token ids."""
+) -> tuple[Tokens, list[str]]:
+    """All texts of a source as token ids, and what was chosen of it."""
     if isinstance(source, TensorDataset):
-        return id_rows(source.tensors[0], encoder)
-    documents, running = _documents(source, column, data_dir)
+        return id_rows(source.tensors[0], encoder), []
+    documents, running, chosen = _documents(source, column, data_dir)
     lines = sum(map(len, documents))
     if lines < 2:
         name = Path(source).name if isinstance(source, str | os.PathLike) else "the data"
@@ -100,21 +100,21 @@ def _tokens(
         raise ValueError(f"{name} holds {said}; a corpus needs at least two lines")
     most = encoder.row_length(length)
     # Lines of a text file belong together; the rows of a table are examples.
-    return text_rows(
-        documents, encoder, most, pack=pack if running or pack else False, folder=folder
-    )
+    pack = pack if running or pack else False
+    tokens = text_rows(documents, encoder, most, pack=pack, folder=folder)
+    return tokens, chosen if running or pack else [*chosen, *cut_texts(tokens, most)]
 
 
 def _documents(
     source: Any, column: str | None, data_dir: str | Path | None
-) -> tuple[list[list[str]], bool]:
-    """The texts of each document, and whether they are running text."""
+) -> tuple[list[list[str]], bool, list[str]]:
+    """The texts of each document, whether they are running text, and what was chosen."""
     if isinstance(source, list | tuple):
         if not all(isinstance(text, str) for text in source):
             raise ValueError("a list of data must hold texts")
-        return [[text.strip() for text in source if text.strip()]], False
+        return [[text.strip() for text in source if text.strip()]], False, []
     if isinstance(source, Problem) or str(source) in NAMED:
-        return [problem_texts(source, data_dir)], False
+        return [problem_texts(source, data_dir)], False, []
     return read_texts(Path(source), column)
 
 

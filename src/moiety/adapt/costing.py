@@ -100,10 +100,10 @@ def _warm(asked: Asked, encoder: Encoder, rows: Any) -> Iterator[Line]:
     if not encoder.made:
         return
     own, size = encoder.copy(), min(WARM_BATCH, len(rows))
-    batch = own.batch(rows.take(torch.arange(size)))
+    batch, times = own.few(own.batch(rows.take(torch.arange(size))))
     masks = own.mask(batch, torch.Generator().manual_seed(0))
     with only_made(own):
-        flops = cost.flops(lambda: FURTHER.backward(own, batch, masks))
+        flops = times * cost.flops(lambda: FURTHER.backward(own, batch, masks))
     yield Line("warm-up", asked.warm_steps, size, flops)
 
 
@@ -127,8 +127,8 @@ def _tuning(asked: Asked, opened: Opened) -> Line:
     wanted = TUNE_BATCHES[encoder.kind] if asked.tune_batch is None else asked.tune_batch
     size = min(wanted, len(train))
     classifier = Classifier.build(encoder, opened.labelled.classes, seed=asked.seed)
-    batch = encoder.batch(train.take(torch.arange(size)))
-    flops = cost.flops(lambda: classifier.logits(batch).sum().backward())
+    batch, more = encoder.few(encoder.batch(train.take(torch.arange(size))))
+    flops = more * cost.flops(lambda: classifier.logits(batch).sum().backward())
     times = asked.seeds * len(ARMS) if compared else 1
     return Line("fine-tuning", asked.epochs * (len(train) // size), size, flops, times)
 

@@ -32,7 +32,7 @@ from .recipe import WARM_STEPS, Recipe
 from .stage import FURTHER, Stage
 from .teachers import frozen, make_teacher
 from .together import Member
-from .trained import State, Trained, read_trained, to_cpu
+from .trained import State, Trained, read_trained, to_cpu, whole_state
 
 if TYPE_CHECKING:
     from .encoders import Encoder
@@ -65,11 +65,20 @@ class Course:
         self.inputs = look_through(self.encoder, self.rows)
         if self.out is not None:
             key = self.encoder.weights_key(whole=True)  # a head that is made follows from the seed
-            same = {"model": key, "input": self.inputs.digest}
+            same = {
+                "model": key,
+                "input": self.inputs.digest,
+                "seen": self.follow.key(self.encoder),
+            }
             warm = {"warm_steps": self.warm_steps} if self.encoder.made else {}
             settle(self.out, {**plan, **same, **warm})
         self.initial = self._initial()
         self.encoder.made = []
+
+    @property
+    def weights(self) -> State:
+        """The initial weights as `load_state_dict` takes them."""
+        return {name: self.initial[name] for name in self.encoder.model.state_dict()}
 
     def _initial(self) -> State:
         """The weights of the start, with a head that is warm; the same for all stages."""
@@ -85,7 +94,7 @@ class Course:
             save_every=self.save_every,
             tick=self.tick,
         )
-        initial = to_cpu(self.encoder.model.state_dict())
+        initial = to_cpu(whole_state(self.encoder.model))
         if path is not None:
             io.write_atomic(path, state_bytes(initial))
         return initial
@@ -165,7 +174,7 @@ class Course:
     # -- what it costs -------------------------------------------------------------------------
 
     def flops(self, recipe: Recipe, objective: Objective = FURTHER) -> dict[str, float]:
-        """Counted FLOPs of a step on the first rows, forward and backward.
+        """Counted FLOPs of a step on the first rows, forward and backward; nothing is trained.
 
         further          the masked pass alone
         cached, online   with the second term, mean over `distill_every` steps; the teacher's pass
@@ -176,18 +185,18 @@ class Course:
         encoder = self.encoder.copy()
         if recipe.lora is not None:
             encoder = with_adapters(encoder, recipe.lora, self.seed)
-        batch = encoder.batch(self.rows.take(torch.arange(size)))
+        batch, times = encoder.few(encoder.batch(self.rows.take(torch.arange(size))))
         masks = encoder.mask(batch, torch.Generator().manual_seed(self.seed))
         with seeded(step_seed(self.seed, 0), encoder.device):
             encoder.model.train()
-            further = cost.flops(lambda: FURTHER.backward(encoder, batch, masks))
+            further = times * cost.flops(lambda: FURTHER.backward(encoder, batch, masks))
             counted = {"further": further}
             if not objective.distill_weight:
                 return counted
             other = frozen(self.encoder.copy())
             target = objective.target(other, batch, masks)
-            taught = cost.flops(lambda: objective.backward(encoder, batch, masks, target))
-            teacher = cost.flops(lambda: objective.target(other, batch, masks))
+            taught = times * cost.flops(lambda: objective.backward(encoder, batch, masks, target))
+            teacher = times * cost.flops(lambda: objective.target(other, batch, masks))
             rest = further if objective.mae_weight else 0.0
             every = objective.distill_every
             cached = (taught + (every - 1) * rest) / every
@@ -211,7 +220,7 @@ def settle(folder: Path, plan: Mapping[str, Any]) -> None:
         # Another model may read the same examples differently, so that it is named first.
         if digest := next((name for name in ("model", "teacher") if name in other), ""):
             said = f"{folder} was begun with another {digest}"
-        elif "input" in other:
+        elif "input" in other or "seen" in other:
             said = f"the examples have changed since {folder} was begun"
     raise ValueError(f"{said}: give the same, or another folder")
 

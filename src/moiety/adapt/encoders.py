@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,9 +25,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..moe import MoE
 from .cache import digest_of
 
 Batch = dict[str, Tensor]
+NO_FUNCTION = {"architectures", "transformers_version", "dtype", "torch_dtype"}  # of a config
+FEW = 2  # examples whose FLOPs are counted
 MASK = "mask"  # the name of a mask among the tensors of its batch
 
 
@@ -79,7 +83,7 @@ class Encoder(ABC):
 
     def __init__(self, model: Any, processor: Any = None, made: Sequence[str] = ()) -> None:
         self.model = model
-        self.processor = processor  # the tokenizer, or the image processor if there is one
+        self.processor = processor  # the tokenizer, or the image processor
         self.made = list(made)  # parameters that were missing, and are random until `warm_up`
 
     @staticmethod
@@ -170,14 +174,27 @@ class Encoder(ABC):
         return Distance(float(sum(squares.values(), torch.zeros(())).sqrt()), layers)
 
     def weights_key(self, *, whole: bool = False) -> str:
-        """A hash of the trunk's weights and buffers: the name of a teacher.
+        """A hash of the trunk's weights, buffers and configuration: the name of a teacher.
 
-        With `whole` also of those of head or decoder: the name of a model.
+        With `whole` also of the weights of head or decoder: the name of a model.
         """
         state = sorted((self.model if whole else self.trunk).state_dict().items())
+        config = self.model.config.to_dict()
+        said = {name: config[name] for name in config.keys() - NO_FUNCTION if name[0] != "_"}
         with ThreadPoolExecutor(4) as pool:  # a hash of much lets others run
             digests = pool.map(lambda named: digest_of(*named), state)
-            return hashlib.sha256("".join(digests).encode()).hexdigest()
+            text = "".join([json.dumps(said, sort_keys=True, default=str), *digests])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def few(self, batch: Batch) -> tuple[Batch, float]:
+        """Some examples of a batch, padded as all are, and how many times as many the batch has.
+
+        Its FLOPs are so many times theirs, except that experts leave out padding: with such, all.
+        """
+        size = len(next(iter(batch.values())))
+        experts = any(isinstance(part, MoE) for part in self.model.modules())
+        some = size if experts else min(size, FEW)
+        return {name: value[:some] for name, value in batch.items()}, size / some
 
     def save(self, folder: str | Path) -> None:
         """Write model and processor, for `transformers` (an upcycled model: `moiety.load`)."""

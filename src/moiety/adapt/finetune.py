@@ -142,6 +142,9 @@ def finetune(
                 tuning.forget()
                 classifier.model.load_state_dict(told.pop("state"))
                 classifier.model.eval()
+                if test is not None and "test" not in told["scores"]:  # it was not asked for before
+                    told["scores"]["test"] = _tested(tuning, test)
+                    _write(folder, tuning, told)
                 return Tuned(classifier, recipe, **told)
         tuning.run(tick)
         told = _told(tuning, encoder, test)
@@ -168,7 +171,7 @@ def _told(tuning: Tuning, encoder: Encoder, test: Callable[[], Any] | Any) -> di
     if tuning.validation is not None:  # it was scored after the last step
         found["validation"] = tuning.history[-1]["validation"]
     if test is not None:
-        found["test"] = score(classifier, test() if callable(test) else test, batch, "test")
+        found["test"] = _tested(tuning, test)
     return {
         "scores": found,
         "distance": classifier.distance(encoder),
@@ -176,6 +179,11 @@ def _told(tuning: Tuning, encoder: Encoder, test: Callable[[], Any] | Any) -> di
         "sample": answers(classifier, tuning.data, batch, most=SAMPLE).tolist(),
         "seconds": tuning.seconds,
     }
+
+
+def _tested(tuning: Tuning, test: Callable[[], Any] | Any) -> dict[str, float]:
+    rows = test() if callable(test) else test
+    return score(tuning.classifier, rows, tuning.recipe.batch, "test")
 
 
 def _write(out: Path, tuning: Tuning, told: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ others.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..train.draws import step_seed
-from .cache import batches
+from .cache import batches, look_through
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,6 +46,13 @@ class Follow:
         self.labelled, self.seed = labelled, seed
         if labelled is not None:
             self.labels, self.chosen = chosen_labels(labelled, seed)
+
+    def key(self, encoder: Encoder) -> str:
+        """A hash of all that is looked at."""
+        rows = [*self.held.values(), *([] if self.labelled is None else [self.labelled])]
+        said = [*self.held, *(look_through(encoder, each).digest for each in rows)]
+        labels = None if self.labelled is None else self.labels.tolist()
+        return hashlib.sha256(json.dumps([said, labels]).encode()).hexdigest()
 
     def look(self, encoder: Encoder, initial: dict[str, Tensor]) -> dict[str, Any]:
         """The values of a checkpoint; `score`, larger is better, is there with labels only.

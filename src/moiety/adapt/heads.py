@@ -17,7 +17,8 @@ from typing import Any
 from .. import io
 from .encoders import Encoder
 from .recipe import WARM_STEPS
-from .stage import Recipe, Stage, Trained, read_trained
+from .stage import Recipe, Stage, Trained
+from .trained import to_cpu, whole_state
 
 LR = 1e-3
 
@@ -46,13 +47,6 @@ def warm_up(
     at = None if folder is None else Path(folder)
     if at is not None:
         _claim(at, {**vars(recipe), "seed": seed, "encoder": encoder.weights_key()})
-    done = read_trained(at)
-    if done is not None:
-        encoder.model.load_state_dict(done.state)
-        encoder.made = []
-        return done
-    # Copies: the stage takes the initial weights back before it begins.
-    initial = {name: t.detach().clone() for name, t in encoder.model.state_dict().items()}
     with only_made(encoder):
         stage = Stage(
             "warm-up",
@@ -60,12 +54,12 @@ def warm_up(
             rows,
             recipe,
             seed=seed,
-            initial=initial,
+            initial=to_cpu(whole_state(encoder.model)),
             folder=at,
             save_every=save_every,
             tick=tick,
         )
-        trained = stage.run()
+        trained = stage.run()  # or what it left, if it came to its end before
     encoder.made = []
     return trained
 
@@ -84,8 +78,12 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
 
 @contextmanager
 def only_made(encoder: Encoder) -> Iterator[None]:
-    """Freeze all but the parameters that were made, and leave each as it was."""
+    """Freeze all but the parameters that were made, and leave each as it was.
+
+    What routers of the trunk count meanwhile is forgotten.
+    """
     before = {name: p.requires_grad for name, p in encoder.model.named_parameters()}
+    counted = {buffer: buffer.clone() for buffer in encoder.trunk.buffers()}
     made = set(encoder.made)
     for name, parameter in encoder.model.named_parameters():
         parameter.requires_grad_(before[name] and name in made)
@@ -94,3 +92,5 @@ def only_made(encoder: Encoder) -> Iterator[None]:
     finally:
         for name, parameter in encoder.model.named_parameters():
             parameter.requires_grad_(before[name])
+        for buffer, value in counted.items():
+            buffer.copy_(value)

@@ -14,15 +14,13 @@ from torch import Tensor
 from .encoders import Batch, Encoder, Masked, Represented
 from .masks import mean_over_masked, patch_noise
 
-HALF = 0.5  # mean and spread of pixels in 0…1 where no processor says them: −1…1
-
 
 class ImageEncoder(Encoder):
-    """A masked auto-encoder of images with its image processor, if there is one."""
+    """A masked auto-encoder of images with its image processor."""
 
     kind = "image"
 
-    def __init__(self, model: Any, processor: Any = None, made: Sequence[str] = ()) -> None:
+    def __init__(self, model: Any, processor: Any, made: Sequence[str] = ()) -> None:
         super().__init__(model, processor, made)
         config = model.config
         self.shape = (config.num_channels, config.image_size, config.image_size)  # C, H, W
@@ -101,8 +99,6 @@ def unmasked(trunk: Any) -> Iterator[None]:
 
 def normalisation(processor: Any, channels: int) -> tuple[float, list[float], list[float]]:
     """Scale, mean and spread: what the processor does to the pixels of an image of right size."""
-    if processor is None:
-        return 1 / 255, [HALF] * channels, [HALF] * channels
     scale = processor.rescale_factor if processor.do_rescale else 1.0
     if not processor.do_normalize:
         return float(scale), [0.0] * channels, [1.0] * channels

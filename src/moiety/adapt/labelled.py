@@ -26,7 +26,7 @@ from .images import ImageEncoder
 from .reading import Picture, decode, fit_images, image_files, parts_of, problem_of, texts_of
 from .rows import Images, Rows, Store, Tokens, hold_out
 from .text import TextEncoder
-from .tokens import id_rows, tokenised
+from .tokens import cut_texts, id_rows, tokenised
 
 VALIDATION, LEAST = 0.15, 16  # share and number of rows, where no validation split is given
 
@@ -71,7 +71,9 @@ class Reader:
         if isinstance(examples, Tensor):
             return id_rows(examples, self.encoder)
         most = self.encoder.row_length(self.length)
-        return Tokens.of(tokenised(examples, self.encoder, most))
+        tokens = Tokens.of(tokenised(examples, self.encoder, most))
+        self.notes.extend(cut_texts(tokens, most))
+        return tokens
 
     def file(self, path: Path) -> tuple[Any, list[str]]:
         """The examples of one split and the class of each, as words."""
@@ -146,7 +148,8 @@ def _from_parts(parts: dict[str, Path], reader: Reader, seed: int) -> Labelled:
     given = rows(parts["validation"]) if "validation" in parts else None
     test = parts.get("test")
     later = None if test is None else lambda: rows(test)
-    return replace(_labelled(classes, train, given, later, seed), notes=reader.notes)
+    # A copy: what the test would say is not known before it is opened.
+    return replace(_labelled(classes, train, given, later, seed), notes=list(reader.notes))
 
 
 def _from_tensors(source: dict[str, TensorDataset], reader: Reader, seed: int) -> Labelled:
@@ -170,8 +173,8 @@ def _from_problem(problem: Problem, reader: Reader) -> Labelled:
     target = problem.targets[0]
     if problem.kind != reader.encoder.kind or target.kind != "classes":
         raise ValueError(
-            f"{problem.name} is a {problem.kind} problem with {target.kind} to predict, and the "
-            f"model needs {reader.encoder.kind}s with classes"
+            f"{problem.name} holds {problem.kind}s with {target.kind} to predict, and the model "
+            f"needs {reader.encoder.kind}s with classes"
         )
 
     def rows(split: Split) -> Rows:
@@ -180,7 +183,8 @@ def _from_problem(problem: Problem, reader: Reader) -> Labelled:
 
     given, later = rows(problem.validation), lambda: rows(problem.test)
     gone = [note for note in problem.notes if note.endswith("left out")]
-    return replace(_labelled(target.classes, rows(problem.train), given, later, 0), notes=gone)
+    found = _labelled(target.classes, rows(problem.train), given, later, 0)
+    return replace(found, notes=[*gone, *reader.notes])
 
 
 def _labelled(

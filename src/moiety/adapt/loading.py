@@ -47,7 +47,8 @@ def load_encoder(
 
         if not model.vit.embeddings.position_embeddings.any():
             warnings.warn(NOWHERE, stacklevel=3)
-        return ImageEncoder(model, processor or _image_processor(source), made)
+        found = processor or _image_processor(source) or _usual_processor(model.config)
+        return ImageEncoder(model, found, made)
     from .text import TextEncoder
 
     return TextEncoder(model, processor or _tokenizer(source), made)
@@ -176,6 +177,16 @@ def _image_processor(source: Any) -> Any:
     return None if isinstance(source, nn.Module) else load_image_processor(str(source))
 
 
+def _usual_processor(config: Any) -> Any:
+    """What prepares images for a model that brings nothing: pixels become −1…1."""
+    from transformers import ViTImageProcessor
+
+    size = {"height": config.image_size, "width": config.image_size}
+    half = [0.5] * config.num_channels
+    with _quiet():  # it would like torchvision
+        return ViTImageProcessor(size=size, image_mean=half, image_std=half)
+
+
 def save_encoder(encoder: Encoder, folder: str | Path) -> None:
     """Write model and processor into a folder; config.json last, so that half a save never loads.
 
@@ -188,8 +199,7 @@ def save_encoder(encoder: Encoder, folder: str | Path) -> None:
     shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
     new.mkdir(parents=True)
     with _quiet():
-        if encoder.processor is not None:
-            encoder.processor.save_pretrained(new)
+        encoder.processor.save_pretrained(new)
         if any(isinstance(part, MoE) for part in encoder.model.modules()):
             hf.save(encoder.model, new)
         else:

@@ -44,6 +44,23 @@ def balance_losses(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextlib.contextmanager
+def uncounted(model: nn.Module) -> Iterator[None]:
+    """Forget what routers count inside, such as the load that moves a bias.
+
+    Only buffers that were written to are put back: others may be needed by a backward pass.
+    """
+    routers = [part.router for part in model.modules() if isinstance(part, MoE)]
+    before = {b: (b._version, b.clone()) for router in routers for b in router.buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, (version, value) in before.items():
+                if buffer._version != version:
+                    buffer.copy_(value)
+
+
+@contextlib.contextmanager
 def gates(model: nn.Module, wanted: bool) -> Iterator[list[Routing]]:
     """The decisions of what ran inside, there after it; none where they are not wanted."""
     found: list[Routing] = []

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, get_args
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from .masks import mean_over_masked
-from .mixtures import balance_losses, gates, probs_of, routing_error
+from .mixtures import balance_losses, gates, probs_of, routing_error, uncounted
 
 if TYPE_CHECKING:
     from .encoders import Batch, Encoder, Masked
@@ -193,8 +194,10 @@ class Objective:
             return self.distill_weight * self.distill_every * error
         assert target.values is not None
         weighed = self.match_routing > 0
-        # The balance losses belong to the masked pass: those of this one are left.
-        with balance_losses(student.model), gates(student.model, weighed) as routings:
+        # The balance of experts belongs to the masked pass: that of this one is left, both as
+        # losses and as counts, unless there is no other.
+        counts = uncounted(student.model) if self.mae_weight else nullcontext()
+        with balance_losses(student.model), counts, gates(student.model, weighed) as routings:
             made = student.represent(batch)
         error = representation_error(self.pick(made.features), target.values, made.real)
         told["distill"] = error.detach()

@@ -76,11 +76,11 @@ def further_pretrain(
     with holding(out):
         course = open_course(model, data, seed, out, options)
         recipe = open_recipe(course.encoder, words, options)
+        flops = course.flops(recipe)  # first: what is refused leaves no trace in a folder
         course.prepare({"method": "further", "seed": seed, **dataclasses.asdict(recipe)})
-        flops = course.flops(recipe)
         trained = course.further(recipe)
     flops["total"] = trained.steps * flops["further"]
-    return Adapted(course.encoder, course.initial, [trained], flops)
+    return Adapted(course.encoder, course.weights, [trained], flops)
 
 
 def self_distill(
@@ -152,8 +152,8 @@ def self_distill(
             **dataclasses.asdict(objective),
             **dataclasses.asdict(recipe),
         }
-        course.prepare(plan)
         flops = course.flops(recipe, objective)
+        course.prepare(plan)
         stages = [course.further(first)] if teacher is None else []
         state = stages[0].state if teacher is None else teacher
         for number in range(1, rounds + 1):
@@ -161,7 +161,7 @@ def self_distill(
             state = stages[-1].state
     course.encoder.model.load_state_dict(dict(state))
     flops["total"] = sum(_spent(stage, flops) for stage in stages)
-    return Adapted(course.encoder, course.initial, stages, flops)
+    return Adapted(course.encoder, course.weights, stages, flops)
 
 
 def _spent(stage: Trained, flops: Mapping[str, float]) -> float:

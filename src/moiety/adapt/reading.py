@@ -60,6 +60,14 @@ def training_part(path: Path) -> Path:
     return parts.get("train", path)
 
 
+def is_one(unlabelled: str, labelled: str) -> bool:
+    """Whether both are one table or folder, which the seed splits into training and test."""
+    if {unlabelled, labelled} & NAMED.keys():
+        return False
+    a, b = (Path(name).expanduser().resolve() for name in (unlabelled, labelled))
+    return a == b and not (a.is_dir() and "train" in parts_of(a))
+
+
 def problem_of(source: Any, data_dir: str | Path | None, **words: Any) -> Problem:
     """A problem, or that of a built-in set."""
     if isinstance(source, Problem):
@@ -80,20 +88,25 @@ def problem_texts(source: Any, data_dir: str | Path | None = None) -> list[str]:
     return [text for text in problem.train.texts if text]
 
 
-def read_texts(path: Path, column: str | None) -> tuple[list[list[str]], bool]:
-    """The texts of each document, and whether they are lines of running text."""
-    path = training_part(path)
+def read_texts(given: Path, column: str | None) -> tuple[list[list[str]], bool, list[str]]:
+    """The texts of each document, whether they are lines of running text, and what was chosen."""
+    path = training_part(given)
+    chosen = [] if path == given else [f"{path.name} alone"]
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if _is_lines(file)]
         if not files:
+            if any(file.suffix.lower() in SUFFIXES for file in path.rglob("*")):
+                raise ValueError(f"{path} holds images, and the model reads texts")
             raise ValueError(f"{path} holds no .txt file; put some there, or name a table")
-        return [read_lines(file) for file in files], True
+        return [read_lines(file) for file in files], True, chosen
     if table_kind(path) is None:
         if path.suffix.lower() in (*SUFFIXES, *ARRAYS):
             raise ValueError(f"{path.name} holds images, and the model reads texts")
-        return [read_lines(path)], True
+        return [read_lines(path)], True, chosen
     frame = read_table(path)
-    return [[text for text in texts_of(frame, column, path.name) if text]], False
+    column = text_column(frame, column, path.name)
+    texts = [text for text in texts_of(frame, column, path.name) if text]
+    return [texts], False, [*chosen, f"its column {column}"]
 
 
 def texts_of(frame: pandas.DataFrame, column: str | None, name: str) -> list[str]:
@@ -145,7 +158,11 @@ def read_images(
     from ..hf.examples import read
 
     _, images = read(path, column=array_name(path, column), limit=2**62)
-    return torch.from_numpy(np.array(images)).permute(0, 3, 1, 2).contiguous()
+    pixels = np.array(images)
+    if pixels.shape[-1] not in (1, 3, wanted.shape[0]):
+        shape = list(pixels.shape)
+        raise ValueError(f"{path.name}: images must be [N, H, W, C] or [N, H, W], not {shape}")
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
 def array_name(path: Path, column: str | None) -> str:
@@ -196,7 +213,7 @@ def decode(files: Sequence[Path], wanted: Picture, folder: Path) -> Tensor:
         header = _header(path, folder)
         found = (len(files), 1 if header.grey else 3, header.size[1], header.size[0])
         if not wanted.fit:
-            _check(found, wanted, path.name)
+            _check(found, wanted, str(path.relative_to(folder)))
     size, grey = (width, height), channels == 1
     return torch.from_numpy(np.stack([_decode(path, size, grey, folder) for path in files]))
 

@@ -37,7 +37,16 @@ from .recipe import Diverged, Recipe, adamw, set_rate
 from .repeated import Repeated, Tensors
 from .teachers import Teacher
 from .together import Member
-from .trained import State, Trained, read_trained, to_cpu, write_trained
+from .trained import (
+    State,
+    Trained,
+    keeping,
+    load_whole,
+    read_trained,
+    to_cpu,
+    whole_state,
+    write_trained,
+)
 
 ORDER, MASKS, NOISE, ADAPTERS = 1, 2, 3, 4  # what a seed is used for
 TOLD = 0.2  # seconds between two words of how far it is
@@ -112,7 +121,8 @@ class Stage:
                 now = time.monotonic()
                 self.seconds = before + now - started
                 if self.tick and (checked or now - told >= TOLD):
-                    self.tick(self.name, self.step / self.recipe.steps)
+                    with keeping(self._save if self.folder else None):
+                        self.tick(self.name, self.step / self.recipe.steps)
                     told = now
                 if self.folder and now - saved >= pause and not self.over:
                     self._save()
@@ -235,7 +245,9 @@ class Stage:
         line: dict[str, Any] = {"step": self.step}
         line |= {name: float(total) / self.counts[name] for name, total in self.sums.items()}
         self.sums, self.counts = {}, {}
-        self._check_finite(line)
+        # The last step may have broken the weights, which the losses before it do not tell.
+        weights = nn.utils.get_total_norm(self.student.model.parameters())
+        self._check_finite({**line, "weights": float(weights)})
         self._settle()
         line |= self.follow.look(self.encoder, self.initial)
         self._check_finite(line)
@@ -264,7 +276,7 @@ class Stage:
 
     def _begin(self) -> None:
         """Start from the initial weights, or from the state in the folder."""
-        self.encoder.model.load_state_dict(self.initial)
+        load_whole(self.encoder.model, self.initial)
         if self.recipe.lora is not None:
             seed = step_seed(self.seed, ADAPTERS)
             self.student = with_adapters(self.encoder, self.recipe.lora, seed)
@@ -280,7 +292,7 @@ class Stage:
         score, step, state = self.best
         saved = {
             "step": self.step,
-            "model": self.student.model.state_dict(),
+            "model": whole_state(self.student.model),
             "optimizer": self.optimizer.state_dict(),
             "sums": self.sums,
             "counts": self.counts,
@@ -293,7 +305,7 @@ class Stage:
 
     def _restore(self, saved: dict[str, Any]) -> None:
         self.step, self.worse, self.seconds = saved["step"], saved["worse"], saved["seconds"]
-        self.student.model.load_state_dict(saved["model"])
+        load_whole(self.student.model, saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         if self.captures:
             set_rate(self.optimizer, self.recipe.rate(self.step), self.encoder.device)

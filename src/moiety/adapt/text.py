@@ -19,6 +19,7 @@ from .masks import mean_over_masked, token_mask
 
 LENGTH = 128  # tokens of a row where nothing else is said
 ENDLESS = 10**6  # tokens
+SPARE = 128  # embeddings without a token, in the smallest of vocabularies
 ROUND = 32  # tokens
 NONE = -100  # the target that cross_entropy leaves out
 
@@ -179,13 +180,19 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
         )
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise ValueError("the tokenizer has no mask token; take that of a masked language model")
+    said = ""
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values())
     # Embeddings may be a little larger than a vocabulary, for the sake of round numbers.
-    if not rows <= 2 * (largest + 1) <= 2 * rows:
+    if not 0 <= rows - largest - 1 <= min(max(SPARE, rows // 32), rows // 2):
+        said = f"its largest token id is {largest}, and the model embeds {rows} tokens"
+    here, there = getattr(model.config, "pad_token_id", None), tokenizer.pad_token_id
+    if None not in (here, there) and here != there:
+        said = f"it pads with token {there}, and the model takes {here} for padding"
+    if said:
         raise ValueError(
-            f"the tokenizer does not match: its largest token id is {largest}, and the model "
-            f"embeds {rows} tokens; give the tokenizer that the model was trained with"
+            f"the tokenizer does not match: {said}; give the tokenizer that the model was trained "
+            "with"
         )
 
 

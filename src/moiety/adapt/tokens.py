@@ -50,6 +50,12 @@ def text_rows(
     return _keep(folder, key, Tokens.of(rows))
 
 
+def cut_texts(tokens: Tokens, length: int) -> list[str]:
+    """A note on texts that are cut, if there are any."""
+    full = int((np.diff(tokens.ends, prepend=0) >= length).sum())
+    return [f"{full} of {len(tokens)} texts fill all {length} tokens, or are cut"] if full else []
+
+
 def tokenised(texts: Sequence[str], encoder: TextEncoder, length: int) -> list[list[int]]:
     """The ids of every text with the special ones, cut to `length`."""
     starts = range(0, len(texts), BLOCK)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from .. import io
 from ..train.state import read_state, state_bytes
@@ -43,6 +45,32 @@ def read_trained(folder: Path | None) -> Trained | None:
     (folder / "latest.safetensors").unlink(missing_ok=True)  # of a process killed in between
     whole = read_state(folder / "final.safetensors")
     return Trained(**{**whole, "seconds": io.read_json(folder / "seconds.json")})
+
+
+@contextmanager
+def keeping(save: Callable[[], None] | None) -> Iterator[None]:
+    """Save, where there is a way to, before an interrupt goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if save is not None:
+            save()
+        raise
+
+
+def whole_state(model: nn.Module) -> State:
+    """All that a model has learnt and counted, with the buffers that `state_dict` leaves out."""
+    return {**dict(model.named_buffers()), **model.state_dict()}
+
+
+@torch.no_grad()
+def load_whole(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Take such a state back."""
+    kept = model.state_dict()
+    model.load_state_dict({name: value for name, value in state.items() if name in kept})
+    for name, buffer in model.named_buffers():
+        if name not in kept:
+            buffer.copy_(state[name])
 
 
 def to_cpu(state: Mapping[str, Any]) -> State:

@@ -37,6 +37,7 @@ from .recipe import Diverged, set_rate
 from .repeated import Repeated, Tensors
 from .scores import score
 from .together import Member
+from .trained import keeping
 
 ORDER, DROPOUT, NOISE = 11, 12, 13  # what a seed is used for
 CLIP = 1.0  # of the norm of the gradient
@@ -182,7 +183,8 @@ class Tuning:
                 now = time.monotonic()
                 self.seconds = before + now - started
                 if tick and (checked or now - told >= TOLD):
-                    tick(self.step / self.recipe.steps)
+                    with keeping(self._save if self.folder else None):
+                        tick(self.step / self.recipe.steps)
                     told = now
                 if self.folder and now - saved >= pause:
                     self._save()

@@ -46,7 +46,9 @@ def load_config(path_or_id: str) -> Any:
     folder = Path(path_or_id)
     if folder.exists() and not (folder / "config.json").is_file():
         raise ValueError(f"{path_or_id} is no model folder: there is no config.json in it")
-    if not folder.exists() and path_or_id.startswith((".", "/", "~")):  # no name of the hub
+    # No name of the hub.
+    path = path_or_id.startswith((".", "/", "~")) or path_or_id.endswith("/")
+    if not folder.exists() and (path or path_or_id.count("/") > 1):
         raise ValueError(f"there is no folder {path_or_id}")
     try:
         return transformers.AutoConfig.from_pretrained(path_or_id, trust_remote_code=False)

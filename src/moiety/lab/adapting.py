@@ -72,8 +72,8 @@ class Judgement:
 
 
 CONSTANT = (
-    "undecided: every classifier gives all examples the same class; fine-tune longer (--epochs) or "
-    "at another rate (--tune-lr)"
+    "undecided: every classifier gives all examples the same class; give them more --epochs or "
+    "another --tune-lr"
 )
 
 
@@ -102,7 +102,7 @@ def judge(
         best,
         reason,
         {arm: each[0] for arm, each in alone.items()},
-        {arm: each[1] for arm, each in alone.items()},
+        {arm: (max(each[1][0], 0.0), min(each[1][1], 1.0)) for arm, each in alone.items()},
         found,
         metric,
         margin,

@@ -214,7 +214,7 @@ def command(
     """Adapt a masked encoder to unlabelled data, and fine-tune it where there are labels."""
     from ... import io
     from ...adapt.asked import Asked
-    from ...adapt.command import begin
+    from ...adapt.command import check_out
     from ...train import find_device
     from ..demo import check_writable
     from .running import dry, run
@@ -235,8 +235,9 @@ def command(
     asked, where = Asked(**given), find_device(device)
     if dry_run:
         with quietly(), in_options():
-            dry(asked, begin(asked, None))
+            dry(asked, out)
         return
+    check_out(asked, out)
     check_writable(out)
     with io.lease(out), quietly(), in_options():
         run(asked, out, where, save_every, repeat)

@@ -14,6 +14,8 @@ WORDS = {
     "say fit=True": "give --fit",
     "say column=NAME": "give --text NAME",
     "a cache_limit": "a --cache-limit",
+    "say which column to predict": "say with --target which column to predict",
+    "say which column holds the text": "say with --text which column holds the text",
 }
 OF_COMPARE = ("seeds", "labels", "metric", "margin")
 OF_LABELS = ("tune", "epochs", "tune_batch", "tune_lr", "target")
@@ -21,6 +23,7 @@ OF_ROUNDS = (
     *("rounds", "match", "mae_weight", "distill_weight", "distill_every", "match_routing"),
     "cache_limit",
 )
+OF_TEACHER = ("match", "distill_every", "match_routing", "cache_limit")
 
 
 def read_bytes(text: str) -> int:
@@ -44,6 +47,9 @@ def refuse_idle(given: Mapping[str, Any]) -> None:
         "goes with --labelled": OF_LABELS if "labelled" not in given else (),
         "goes with self-distillation, not with --method further": OF_ROUNDS
         if method == "further"
+        else (),
+        "goes with a --distill-weight above 0": OF_TEACHER
+        if given.get("distill_weight") == 0
         else (),
         "goes with --stop probe": ("patience",) if "stop" not in given else (),
     }

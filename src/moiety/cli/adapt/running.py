@@ -16,13 +16,15 @@ from .telling import Bar, tell_costs, tell_files, tell_opened, tell_stages, tell
 
 if TYPE_CHECKING:
     from ...adapt.asked import Asked
-    from ...adapt.command import Opened
 
 
-def dry(asked: Asked, opened: Opened) -> None:
+def dry(asked: Asked, out: Path) -> None:
     """Say what would run."""
+    from ...adapt.command import begin, check_out
     from ...adapt.costing import costs
 
+    opened = begin(asked, None)
+    check_out(asked, out)
     tell_opened(asked, opened)
     tell_costs(costs(asked, opened), Console())
 
@@ -31,10 +33,11 @@ def run(asked: Asked, out: Path, device: torch.device, save_every: float, repeat
     """Run, or go on, to the end; what is done already is told again."""
     from ...adapt.command import begin, finish, pretrain
     from ...adapt.course import settle
+    from ...adapt.recipe import Diverged
 
     if (out / "result.json").exists():
         settle(out, dataclasses.asdict(asked))
-        typer.echo(f"{out} is complete; another --out runs it anew.")
+        typer.echo(f"{out} is complete, with the data as they were; another --out runs it anew.")
         tell(io.read_json(out / "result.json"), out)
         return
     again = (out / "plan.json").exists()
@@ -42,17 +45,22 @@ def run(asked: Asked, out: Path, device: torch.device, save_every: float, repeat
     tell_opened(asked, opened)
     if again:
         typer.echo(f"Going on in {out}.")
-    with Bar() as bar:
-        adapted = pretrain(asked, opened, out, bar, save_every=save_every)
-        if asked.method == "compare":
-            from .comparing import compare
+    made = list(opened.encoder.made)
+    try:
+        with Bar() as bar:
+            adapted = pretrain(asked, opened, out, bar, save_every=save_every)
+            if asked.method == "compare":
+                from .comparing import compare
 
-            result = compare(asked, opened, adapted, out, bar, save_every, repeat)
-        else:
-            result = finish(asked, opened, adapted, out, bar, save_every=save_every)
+                result = compare(asked, opened, adapted, out, bar, save_every, repeat)
+            else:
+                result = finish(asked, opened, adapted, out, bar, save_every=save_every)
+    except Diverged as error:
+        raise ValueError(f"{error}, in another --out") from None
     tell(result, out)
-    took = duration(adapted.seconds)
-    typer.echo(f"Pre-training took {took} and {adapted.flops['total']:.2e} FLOPs, as counted.")
+    took, flops = duration(adapted.seconds), f"{adapted.flops['total']:.2e}"
+    warm = ", besides the warm-up of its head" if made else ""
+    typer.echo(f"Pre-training took {took} and {flops} FLOPs, as counted{warm}.")
 
 
 def tell(result: dict[str, Any], out: Path) -> None:

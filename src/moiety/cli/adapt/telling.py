@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -64,7 +66,10 @@ class _Said(logging.Handler):
 
 
 class Bar:
-    """A bar for every stage in a terminal, one line a stage elsewhere."""
+    """A bar for every stage in a terminal, one line a stage elsewhere.
+
+    Ctrl-C is heard between two steps, so that the state can be kept; a second one at once.
+    """
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -78,10 +83,19 @@ class Bar:
         )
         self.task: Any = None
         self.name, self.share, self.begun = "", 0.0, time.monotonic()
+        self.interrupted = False
+        self.before: Any = None  # who heard Ctrl-C
 
     def __enter__(self) -> Self:
         self.progress.start()
+        if threading.current_thread() is threading.main_thread():  # others cannot listen
+            self.before = signal.signal(signal.SIGINT, self._interrupt)
         return self
+
+    def _interrupt(self, *_: Any) -> None:
+        self.interrupted = True
+        signal.signal(signal.SIGINT, self.before)
+        self.console.print("  interrupted: the step in hand is finished and kept", markup=False)
 
     def __exit__(
         self,
@@ -89,6 +103,8 @@ class Bar:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)
         if kind is None:
             self.end()  # a last stage may have stopped early
         self.progress.stop()
@@ -99,6 +115,8 @@ class Bar:
             self.task, self.name = self.progress.add_task(named(name), total=1.0), name
         self.share = share
         self.progress.update(self.task, completed=share)
+        if self.interrupted:
+            raise KeyboardInterrupt
         if share >= 1:
             self.end()
 
@@ -210,6 +228,8 @@ def tell_tuned(tuned: dict[str, Any] | None) -> None:
             f"{found['macro_f1']:.1%}, loss {found['loss']:.3f} (the largest class has "
             f"{found['largest_class']:.1%})"
         )
+    if all(found["accuracy"] == found["largest_class"] for found in tuned["scores"].values()):
+        typer.echo("It answers the largest class alone: give more --epochs or another --tune-lr.")
 
 
 def tell_files(out: Path, tuned: bool) -> None:
