@@ -48,6 +48,7 @@ def result(word="holds", best="self-distill", **asked):
     }
     return {
         "asked": dataclasses.asdict(words),
+        "used": {"lr": 2e-4, "tune_batch": 12},
         "model": {"kind": "text", "class": "RobertaForMaskedLM", "parameters": 5e6, "made": []},
         "data": {"train": 900, "labelled": {"classes": ["a", "b"]}},
         "stages": {"further": stage, "round-1": {**stage, "online": "it is too large"}},
@@ -67,6 +68,11 @@ def test_the_first_answer_names_the_best_arm_and_the_cost_is_said():
     assert said["Which"] == "Self-distillation."
     assert said["How sure"] == "It is better than both others by more than 1 point."
     assert "1.00 TFLOPs" in said["Cost"] and "3.00 TFLOPs" in said["Cost"]
+
+
+def test_settings_have_what_was_used_and_not_what_did_nothing():
+    page = adapt_page(result())
+    assert "Tune batch" in page and "Warm steps" not in page and "Patience" not in page
 
 
 def test_where_nothing_is_decided_the_page_says_so_and_shows_the_largest_difference():

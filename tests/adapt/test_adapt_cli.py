@@ -101,6 +101,7 @@ def test_transformers_alone_loads_what_was_saved_and_gives_the_logged_logits(ada
     assert ran.stdout.splitlines() == ["{0: 'cat', 1: 'dog'}", "{0: 'a', 1: 'b'}"]
     result = json.loads((tmp_path / "text" / "result.json").read_text())
     assert list(result["stages"]) == ["further", "round-1"]
+    assert result["used"] == {"match": "hidden", "length": 23, "tune_lr": 2e-5}  # not asked for
     assert {"target", "source", "distance", "score"} <= result["stages"]["round-1"]["history"][
         0
     ].keys()

@@ -35,12 +35,16 @@ from .classifier import Classifier
 from .corpus import Corpus, read_corpus
 from .course import Tick, settle
 from .encoders import Encoder
-from .finetune import RATES, Tuned, finetune
+from .finetune import BATCHES as TUNE_BATCHES
+from .finetune import RATES as TUNE_RATES
+from .finetune import Tuned, finetune
 from .images import ImageEncoder
 from .labelled import Labelled, read_labelled
-from .pretrain import Adapted, further_pretrain, self_distill
+from .pretrain import MATCHES, Adapted, further_pretrain, self_distill
 from .reading import has_columns, is_one, problem_of
+from .recipe import BATCHES, RATES
 from .rows import Rows
+from .text import TextEncoder
 from .tuning import TuneRecipe
 
 
@@ -89,7 +93,7 @@ def check_tuning(asked: Asked, opened: Opened) -> None:
     if opened.labelled is None:
         return
     Classifier.build(opened.encoder, opened.labelled.classes)
-    lr = RATES[opened.encoder.kind] if asked.tune_lr is None else asked.tune_lr
+    lr = TUNE_RATES[opened.encoder.kind] if asked.tune_lr is None else asked.tune_lr
     try:
         TuneRecipe(steps=1, batch=1, lr=lr, method=asked.tune)
     except ValueError as error:
@@ -244,11 +248,27 @@ def told(asked: Asked, opened: Opened, adapted: Adapted) -> dict[str, Any]:
     }
     return {
         "asked": dataclasses.asdict(asked),
+        "used": used(asked, opened),
         "model": about_model(opened.encoder),
         "data": about_data(opened),
         "stages": stages,
         "flops": adapted.flops,
     }
+
+
+def used(asked: Asked, opened: Opened) -> dict[str, Any]:
+    """What was taken where nothing was asked for."""
+    encoder = opened.encoder
+    found: dict[str, Any] = {"batch": BATCHES[encoder.kind], "lr": RATES[encoder.kind]}
+    found["batch"] = min(found["batch"], len(opened.corpus.train))
+    if asked.method != "further":
+        found["match"] = MATCHES[encoder.kind]
+    if isinstance(encoder, TextEncoder):
+        found["length"] = encoder.row_length()
+    if opened.labelled is not None:
+        found["tune_batch"] = min(TUNE_BATCHES[encoder.kind], len(opened.labelled.train))
+        found["tune_lr"] = TUNE_RATES[encoder.kind]
+    return {name: value for name, value in found.items() if getattr(asked, name) is None}
 
 
 def about_model(encoder: Encoder) -> dict[str, Any]:

@@ -209,9 +209,10 @@ def _settings(result: Result) -> dict[str, str]:
     asked = result["asked"]
     said = {"model", "unlabelled", "labelled", "source", "method", "seeds", "metric", "margin"}
     said |= set() if asked["stop"] else {"patience"}
+    said |= set() if result["model"]["made"] else {"warm_steps"}
     shown = {
         name.replace("_", " ").capitalize(): plain(value)
-        for name, value in asked.items()
+        for name, value in {**asked, **result.get("used", {})}.items()
         if name not in said and value is not None and value is not False
     }
     stages = {
