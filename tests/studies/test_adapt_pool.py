@@ -12,11 +12,11 @@ from moiety.adapt import further_pretrain, opening, self_distill
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.scores import scores
 from moiety.hf.upcycle import receipt
-from moiety.studies.adapt import contrast, pool, tables, tunes
+from moiety.studies.adapt import contrast, pool, scales, tunes
 from moiety.studies.adapt.targets import Target
 
 CPU = torch.device("cpu")
-SMOKE = {**tables.SCALES["smoke"].settings, "lr": 1e-3, "longer": 1}
+SMOKE = {**scales.SCALES["smoke"].settings, "lr": 1e-3, "longer": 1}
 
 
 def tuned_one(case, plan, tune, number, test):
@@ -134,7 +134,7 @@ def test_a_mixture_starts_alike_every_time():
 def test_an_encoder_to_start_from_is_never_trained():
     one = case()
     before = one.start().copy()
-    tune = pool.tune_of(settings())
+    tune = tunes.tune_of(settings())
     tuned_one(one, None, {**tune, "lr": 2e-3}, 0, test=False)
     pool.adapted(one, pool.plan_of(settings(adapt="supcon", times=2)))
     assert same(one.start(), before) and same(Encoder.load(one.source.path), before)
@@ -146,7 +146,7 @@ def test_an_encoder_to_start_from_is_never_trained():
 def test_a_search_leaves_the_test_closed_and_a_trial_opens_it_once(monkeypatch):
     opened, read = [], Target.test
     monkeypatch.setattr(Target, "test", lambda self: opened.append(self.name) or read(self))
-    one, tune = case(seed=1), pool.tune_of(settings())
+    one, tune = case(seed=1), tunes.tune_of(settings())
     assert "test" not in tuned_one(one, None, tune, 7, test=False) and opened == []
     found = tuned_one(one, None, tune, 7, test=True)
     assert opened == ["digits"] and len(found["without"]) == one.parts
@@ -157,9 +157,9 @@ def test_a_search_leaves_the_test_closed_and_a_trial_opens_it_once(monkeypatch):
 
 def test_images_have_dropout_and_methods_their_own_numbers(monkeypatch):
     asked = settings(method="mars", radius=2.0, strength=7.0)
-    assert pool.tune_of(asked)["options"] == {"radius": 2.0}
-    assert pool.tune_of(asked)["dropout"] == 0.1
-    assert pool.tune_of({**asked, "longer": 2})["steps"] == 2 * pool.tune_of(asked)["steps"]
+    assert tunes.tune_of(asked)["options"] == {"radius": 2.0}
+    assert tunes.tune_of(asked)["dropout"] == 0.1
+    assert tunes.tune_of({**asked, "longer": 2})["steps"] == 2 * tunes.tune_of(asked)["steps"]
     heard = {}
 
     def spy(*args, **words):
@@ -168,14 +168,14 @@ def test_images_have_dropout_and_methods_their_own_numbers(monkeypatch):
 
     monkeypatch.setattr(tunes, "finetune", spy)
     with pytest.raises(InterruptedError):
-        tuned_one(case(), None, pool.tune_of(asked), 0, test=False)
+        tuned_one(case(), None, tunes.tune_of(asked), 0, test=False)
     assert heard["options"] == {"radius": 2.0} and heard["dropout"] == 0.1
     assert "test" not in heard
 
 
 def test_the_distance_is_from_the_source_not_from_the_adapted_encoder():
     one, plan = case(), pool.plan_of(settings(adapt="further"))
-    still = {**pool.tune_of(settings()), "lr": 1e-9}
+    still = {**tunes.tune_of(settings()), "lr": 1e-9}
     moved = pool.adapted(one, plan).distance(one.start().model.state_dict()).total
     assert moved > 0.01
     assert tuned_one(one, plan, still, 0, test=False)["distance"] == pytest.approx(moved, rel=1e-3)
@@ -292,7 +292,7 @@ def test_a_packaged_encoder_gets_a_head_and_every_arm_starts_from_it(tmp_path, m
     made = pool.adapted(one, plan)
     assert not made.made and one.start().made  # the head was warmed up and kept
     assert sorted(path.name for path in (package / "model").iterdir()) == before
-    found = tuned_one(one, plan, pool.tune_of(asked), 0, test=True)
+    found = tuned_one(one, plan, tunes.tune_of(asked), 0, test=True)
     assert 0 <= found["test"]["macro_f1"] <= 1
     with pytest.raises(ValueError, match="pip install not-to-be-found"):
         pool.case_of({**asked, "model": "not_to_be_found"}, 0, CPU)

@@ -14,7 +14,7 @@ from moiety.lab.statistics import t_interval
 from moiety.lab.store import Store, Trial
 from moiety.lab.study import Running
 from moiety.lab.tuning import FIRST_SEED, Tuner
-from moiety.studies.adapt import pool, preparing, projection, statements, tables, tunes
+from moiety.studies.adapt import pool, preparing, projection, scales, statements, tables, tunes
 from moiety.studies.adapt.targets import TARGETS, Target
 
 NAMES = ["images", "text", "low-resource", "ablation", "rounds", "gap", "steps", "weight"]
@@ -59,7 +59,7 @@ def test_studies_read_the_same_runs(tmp_path, monkeypatch):
 
 def test_they_do_so_at_full_scale():
     asked = [full(name, arm) for name, arm in SELF]
-    assert len({str((pool.plan_of(one), pool.tune_of(one), one["target"])) for one in asked}) == 1
+    assert len({str((pool.plan_of(one), tunes.tune_of(one), one["target"])) for one in asked}) == 1
     for name in ("adapt/images", "adapt/gap"):  # and the same sets in two studies
         _, fashion, *_ = pool.each_of(full(name, "self-distillation"))
         assert fashion["target"] == "fashion-mnist"
@@ -68,14 +68,14 @@ def test_they_do_so_at_full_scale():
     plan = pool.plan_of(asked[0])
     assert [pool.plan_of(one) for one in rounds] == [plan["teacher"], plan]
     # Where weights and losses are compared, fine-tunes are alike in two studies.
-    assert pool.tune_of(fashion) == pool.tune_of(rounds[1])
+    assert tunes.tune_of(fashion) == tunes.tune_of(rounds[1])
 
 
 @pytest.mark.parametrize("name", ["adapt/gap", "adapt/rounds"])
 def test_weights_and_losses_are_compared_after_one_fine_tune_for_all(name):
     study = load_study(name)
     assert study.search is None
-    assert len({str(pool.tune_of(pool.each_of(full(name, arm))[0])) for arm in study.arms}) == 1
+    assert len({str(tunes.tune_of(pool.each_of(full(name, arm))[0])) for arm in study.arms}) == 1
     assert all((arm["lr"], arm["longer"]) == (5e-4, 2) for arm in study.arms.values())
     said = [*study.deviations, *study.notes]
     assert statements.ALIKE_TUNED in said
@@ -119,7 +119,7 @@ def test_a_seed_is_a_new_source_split_and_part(tmp_path):
     labels = [one.open().labelled(one.seed).inputs for one in cases]
     assert not torch.equal(*labels)
     found = tables.run_block(runs)
-    tune = pool.tune_of(runs[0].settings)
+    tune = tunes.tune_of(runs[0].settings)
     tuned = tunes.tuned([tunes.Asked(case, None, tune, 0, test=True) for case in cases])
     for part, (metrics, one) in enumerate(zip(found, tuned)):
         moved = {}  # by what part s of the test does to both seeds
@@ -161,7 +161,7 @@ def test_intervals_of_judged_scores_hold(spreads):
 
 def test_nested_fine_tunes_are_averaged(tmp_path):
     one = trial("adapt/steps", "fashion-mnist / fine-tuning", tmp_path, tunes=2)
-    case, tune = pool.case_of(one.settings, 0, one.device), pool.tune_of(one.settings)
+    case, tune = pool.case_of(one.settings, 0, one.device), tunes.tune_of(one.settings)
     asked = [tunes.Asked(case, None, tune, number, test=True) for number in range(2)]
     both = [found["test"]["loss"] for found in tunes.tuned(asked)]
     assert both[0] != both[1]
@@ -178,7 +178,7 @@ def test_arms_really_differ(name):
         str(
             [
                 pool.plan_of(pool.each_of(full(name, arm))[0]),
-                pool.tune_of(pool.each_of(full(name, arm))[0]),
+                tunes.tune_of(pool.each_of(full(name, arm))[0]),
                 [settings.get(word) for word in ("target", "labels", "experts")],
             ]
         )
@@ -221,7 +221,7 @@ def test_every_arm_has_the_same_search(tmp_path):
     shared = [[(one["lr"], one["longer"]) for one in each] for each in draws.values()]
     assert len(draws) == 6 and all(each == shared[0] for each in shared)
     assert len(shared[0]) == 8
-    low, high = tables.RATES["image"].low, tables.RATES["image"].high
+    low, high = scales.RATES["image"].low, scales.RATES["image"].high
     ends = [low * (high / low) ** (i / 4) for i in range(5)]
     places = Counter(
         (sum(lr >= end for end in ends), longer) for lr, longer in shared[0]
@@ -338,7 +338,7 @@ def test_a_block_runs_whole_or_is_found_whole(tmp_path, monkeypatch):
     runs = [trial("adapt/steps", arm, tmp_path, seed=seed, **words) for seed in range(3)]
     whole = tables.run_block(runs)
     cases = [pool.case_of(one.settings, one.seed, one.device) for one in runs]
-    tune = pool.tune_of(runs[0].settings)
+    tune = tunes.tune_of(runs[0].settings)
     paths = [tunes.Asked(case, None, tune, 0, test=True).path() for case in cases]
     paths[1].unlink()
     before = paths[0].stat().st_mtime_ns

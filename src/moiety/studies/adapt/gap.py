@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .scales import COMMON, IMAGES
 from .statements import CLOSER, FAR, JUDGED_GAP, JUDGED_LOSS, RELATIVE, ahead
-from .tables import COMMON, DISTANCE, FURTHER, GAP, IMAGES, SELF, TEST_LOSS, adapt_study, together
+from .tables import DISTANCE, FURTHER, GAP, SELF, TEST_LOSS, adapt_study, together
 
 ASKED = {
     JUDGED_GAP: ("the gap of test and training loss is smaller", "3 §5.8 Fig. 5a", CLOSER),

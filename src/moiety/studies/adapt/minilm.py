@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from ...lab.study import Scale
 from .packaged import MINILM
-from .tables import FINE_TUNING, FURTHER, SCALES, SELF, TEXTS, VARIES, adapt_study, arms_of
+from .scales import SCALES, TEXTS
+from .tables import FINE_TUNING, FURTHER, SELF, VARIES, adapt_study, arms_of
 
 METHODS = {"fine-tuning": FINE_TUNING, "further pre-training": FURTHER, "self-distillation": SELF}
 SET = TEXTS[1]

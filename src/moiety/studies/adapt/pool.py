@@ -35,7 +35,6 @@ from ...adapt.encoders import Encoder
 from ...adapt.recipe import Diverged
 from ...adapt.rows import Rows
 from ...adapt.together import Member, together
-from ...adapt.tuning import OPTIONS
 from ...train import seeded
 from .contrast import contrast
 from .corpora import checksums
@@ -48,10 +47,9 @@ CAPTURE = True  # on a GPU, repeat steps as CUDA graphs
 Plan = dict[str, Any]  # of an encoder, plain JSON; a teacher's is inside
 T = TypeVar("T")
 
-# What a plan and a fine-tune take from the settings of a trial.
+# What a plan takes from the settings of a trial.
 TRAINED = ("batch", "lr", "weight_decay", "precision")
 MATCHED = ("match", "mae_weight", "distill_every", "match_routing", "norm")
-TUNED = ("batch", "weight_decay", "precision", "dropout")
 
 
 # -- what is asked for -----------------------------------------------------------------------------
@@ -177,19 +175,6 @@ def plan_of(settings: Mapping[str, Any]) -> Plan | None:
     for _ in range(settings.get("rounds", 1)):
         plan = {"stage": "distil", **stage, **matched, "teacher": plan}
     return plan
-
-
-def tune_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """How the classifier of a trial is trained; `lr` and `longer` are searched."""
-    target = settings["sets"].get(settings["target"], settings["target"])
-    own, method = settings[kind_of(target)], settings.get("method", "plain")
-    return {
-        **{word: own[f"tune_{word}"] for word in TUNED},
-        "lr": settings["lr"],
-        "steps": own["tune_steps"] * settings["longer"] * TARGETS[target].longer,
-        "method": method,
-        "options": {word: settings[word] for word in OPTIONS[method] if word in settings},
-    }
 
 
 # -- encoders --------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ from ...adapt.rows import Rows
 from ...adapt.together import Member, together
 from ...hf import upcycle
 from ...train import find_device
-from . import moe, pool, tables
+from . import moe, pool, scales, tables, tunes
 from .contrast import contrast
 from .corpora import corpus_of
 from .masked_models import build
@@ -79,7 +79,7 @@ def count(scale: str, kind: str) -> Counter[Step]:
             for one in pool.each_of(arm):
                 # Where it is searched, one of two lengths, on the mean.
                 settings = {**whole.settings, "lr": 0, "longer": 1.5, **one, "sets": {}}
-                points = tables.POINTS[scale] if study.search else 0
+                points = scales.POINTS[scale] if study.search else 0
                 seen |= _asked(settings, whole.seeds, points)
     found: Counter[Step] = Counter()
     for step, number in seen.values():
@@ -91,7 +91,7 @@ def _asked(settings: Mapping[str, Any], seeds: int, points: int) -> dict[str, tu
     """What the trials of an arm run, by all it depends on."""
     case = [settings["target"], pool.labels_of(settings), settings.get("experts")]
     mixed = MIXED if settings.get("experts") else ""
-    plan, tune = pool.plan_of(settings), pool.tune_of(settings)
+    plan, tune = pool.plan_of(settings), tunes.tune_of(settings)
     number = (points + seeds * settings["tunes"]) * tune["steps"]
     found = {json.dumps([case, plan, tune]): (f"tune {tune['method']}{mixed}", number)}
     while plan is not None:
@@ -106,17 +106,17 @@ def _asked(settings: Mapping[str, Any], seeds: int, points: int) -> dict[str, tu
 
 def measure(scale: str, device: str, kind: Any, steps: list[Step]) -> dict[Step, float]:
     """Seconds of each kind of step, on a source that was not trained."""
-    made, sets = settings_of(kind, scale), tables.SCALES[scale].settings["sets"]
+    made, sets = settings_of(kind, scale), scales.SCALES[scale].settings["sets"]
     target = load_target(sets.get(MEASURED[kind], MEASURED[kind]), made.get("side", 32))
     dense = build(kind, 0, made, corpus_of(kind, made)).to(find_device(device))
     mixed = dense.copy()
     mixed.model = upcycle(mixed.model, **moe.mixture("top-k"))
-    rows = target.labelled(0).rows(dense, tables.SCALES[scale].settings[kind].get("length"))
-    found, crew = {}, tables.SCALES[scale].settings.get("crew", True)
+    rows = target.labelled(0).rows(dense, scales.SCALES[scale].settings[kind].get("length"))
+    found, crew = {}, scales.SCALES[scale].settings.get("crew", True)
     for step in steps:
         what = step.removesuffix(MIXED)
         encoder = dense if what == step else mixed
-        run = runner(what, encoder, rows, tables.SCALES[scale].settings[kind])
+        run = runner(what, encoder, rows, scales.SCALES[scale].settings[kind])
         if what != "supcon":
             run = partial(run, capture=pool.CAPTURE)
         found[step] = _seconds(run, crew and what != "supcon")
@@ -127,7 +127,7 @@ def runner(what: Step, encoder: Encoder, rows: Rows, own: Mapping[str, Any]) -> 
     """A function of `steps` that takes so many."""
     trained = {word: own[f"adapt_{word}"] for word in pool.TRAINED}
     if what.startswith("tune "):
-        tuned = {word: own[f"tune_{word}"] for word in pool.TUNED}
+        tuned = {word: own[f"tune_{word}"] for word in tunes.TUNED}
         method: Any = what.removeprefix("tune ")
         return partial(finetune, encoder, rows, method=method, lr=1e-5, **tuned)
     if what == "supcon":
@@ -161,7 +161,7 @@ def _with(run: Callable[..., Any], steps: int, crew: Member) -> None:
 
 def _measured(asked: tuple[str, str, str, list[Step]]) -> dict[Step, float]:
     scale, device, kind, _ = asked
-    precision = tables.SCALES[scale].settings[kind]["tune_precision"]
+    precision = scales.SCALES[scale].settings[kind]["tune_precision"]
     with pool.quick(find_device(device), precision):
         return measure(*asked)
 

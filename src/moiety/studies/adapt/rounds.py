@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .scales import COMMON
 from .statements import ALIKE, FAR, RELATIVE, ahead, alike
-from .tables import COMMON, DISTANCE, FURTHER, SCORE, SELF, adapt_study, arms_of
+from .tables import DISTANCE, FURTHER, SCORE, SELF, adapt_study, arms_of
 
 ON = "fashion-mnist / "
 ROUNDS = (1, 2, 3)

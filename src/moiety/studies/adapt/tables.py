@@ -1,4 +1,4 @@
-"""What the studies of adaptation share: arms, one trial, its numbers, scales and the search.
+"""What the studies of adaptation share: arms, one trial, and its numbers.
 
     study = adapt_study(name="adapt/images", arms=together(SETS, METHODS), claims=[…], …)
 
@@ -13,11 +13,7 @@ judged on scores in which both differ: that of a seed on the whole test, moved b
 the test, another one for each seed, differs from the whole for all seeds (`judged`). The mean stays
 that of the whole test, and a t-interval covers sources, splits, fine-tunes and test items.
 
-Settings are searched on seed 0, its validation split and fine-tunes of its own: 8 points, a
-learning rate in each quarter of the range for each of two lengths, and one more number for the
-methods that have one. The test stays closed.
-
-What a batch of an H200 takes, see `projection`.
+How much of all this a scale has, and how settings are searched: `scales`.
 """
 
 from __future__ import annotations
@@ -30,18 +26,16 @@ from typing import Any
 
 from ...lab.claims import Claim
 from ...lab.study import Metric, Metrics, Running, Scale, Settings, Study
-from ...lab.tuning import FIRST_SEED, Choice, LogUniform, Search
+from ...lab.tuning import FIRST_SEED
 from . import PAPER, pool, tunes
 from .pool import kind_of
-from .sources import SEEDS
+from .scales import SCALES, VALIDATION, search_of
 from .statements import ALIKE_TUNED, CHOSEN, DEVIATIONS, NOTES, SEARCHING
 from .targets import TARGETS
 
 BLOCK = 8  # seeds, or points of the search, that are one program at most
 SEARCH = 1000  # the first number of the fine-tunes of a search
 SEARCHED = 0  # the seed whose validation split settings are chosen on
-IMAGES = ("pneumoniamnist", "fashion-mnist", "usps", "omniglot")
-TEXTS = ("acl-arc", "scierc", "chemprot", "tweeteval-emotion")
 
 # -- arms ------------------------------------------------------------------------------------------
 
@@ -79,7 +73,7 @@ def together(targets: Sequence[str], methods: Mapping[str, Settings]) -> dict[st
 
 # -- a trial ---------------------------------------------------------------------------------------
 
-SCORE, JUDGED, VALIDATION = "score", "judged score", "validation score"
+SCORE, JUDGED = "score", "judged score"
 GAP, JUDGED_GAP, DISTANCE, RELATIVE = "gap", "judged gap", "distance", "log distance"
 TRAIN_LOSS, TEST_LOSS, JUDGED_LOSS = "training loss", "test loss", "judged test loss"
 METRICS = {
@@ -128,7 +122,7 @@ def run_set(
     for run in runs:
         settings = pool.each_of(run.settings)[number]
         case = pool.case_of(settings, SEARCHED if searching else run.seed, run.device)
-        plan, tune = pool.plan_of(settings), pool.tune_of(settings)
+        plan, tune = pool.plan_of(settings), tunes.tune_of(settings)
         # Of its own in the search, and the same one for every study.
         first = SEARCH + run.seed - FIRST_SEED if searching else 0
         numbers = range(first, first + (1 if searching else settings["tunes"]))
@@ -214,101 +208,6 @@ def tested(found: list[dict[str, Any]], measure: str) -> dict[str, float]:
         DISTANCE: tunes.mean_of(found, lambda one: one["distance"]),
         RELATIVE: tunes.mean_of(found, lambda one: math.log(one["distance"])),
     }
-
-
-# -- scales ----------------------------------------------------------------------------------------
-
-
-def _kind(
-    steps: int, tune: int, batch: int, lr: float, precision: str = "float32", **more: Any
-) -> dict[str, Any]:
-    """The settings of images or of texts at a scale."""
-    return {
-        "adapt_steps": steps,
-        "adapt_batch": 2 * batch,
-        "adapt_lr": lr,
-        "adapt_weight_decay": 0.01,
-        "adapt_precision": precision,
-        "tune_steps": tune,
-        "tune_batch": batch,
-        "tune_weight_decay": 0.01,
-        "tune_precision": precision,
-        "tune_dropout": 0.1,
-        **more,
-    }
-
-
-STAND_INS = {**dict.fromkeys(IMAGES, "digits"), **dict.fromkeys(TEXTS, "made up")}
-SCALES = {
-    "smoke": Scale(
-        seeds=1,  # the one that settings are searched on, so that its encoders serve both
-        settings={
-            "source": "smoke",
-            "sets": STAND_INS,
-            "parts": 2,
-            "copies": 1,
-            "tunes": 1,
-            "label_share": 0.02,  # of the labels that an arm of its own number has
-            "image": _kind(2, 2, 8, 1e-3),
-            "text": _kind(2, 2, 8, 1e-3, length=16),
-        },
-    ),
-    "small": Scale(  # what two cores can carry in a day
-        seeds=SEEDS,
-        settings={
-            "source": "small",
-            "sets": {},
-            "parts": SEEDS,
-            "copies": SEEDS,
-            "crew": False,  # on a CPU, models take their steps faster alone
-            "tunes": 1,
-            "label_share": 1.0,
-            "image": _kind(240, 150, 32, 1e-3),
-            "text": _kind(300, 300, 32, 3e-4, "bfloat16", length=64),
-        },
-    ),
-    "full": Scale(
-        seeds=SEEDS,
-        settings={
-            "source": "full",
-            "sets": {},
-            "parts": SEEDS,
-            "copies": SEEDS,
-            "tunes": 1,
-            "label_share": 1.0,
-            "image": _kind(600, 250, 32, 5e-4, "bfloat16"),
-            "text": _kind(600, 250, 32, 3e-4, "bfloat16", length=128),
-        },
-    ),
-}
-
-# -- the search ------------------------------------------------------------------------------------
-
-POINTS = {"smoke": 1, "small": 8, "full": 8}
-RATES = {"image": LogUniform(1e-4, 3e-3), "text": LogUniform(5e-5, 1e-3)}
-# Of the methods that have a number of their own; lr times strength stays below 1.
-OWN = {
-    "recadam": {"strength": LogUniform(1, 300)},
-    "mars": {"radius": LogUniform(0.3, 30)},
-    "r3f": {"weight": LogUniform(0.1, 10)},  # beside dropout its noise hardly counts
-}
-# Where weights and losses are compared, all arms are fine-tuned alike: a rate from the middle of
-# that search, and its longer length.
-COMMON: Settings = {"lr": 5e-4, "longer": 2}
-BALANCED = 2217  # of the draws: a rate in each quarter of the range for each length
-
-
-def search_of(arms: Mapping[str, Settings]) -> Search:
-    """The same search for every arm."""
-    spaces = {
-        name: {
-            "lr": RATES[kind_of(pool.each_of(settings)[0]["target"])],
-            **OWN.get(settings.get("method", "plain"), {}),
-        }
-        for name, settings in arms.items()
-    }
-    space = {"longer": Choice([1, 2])}
-    return Search(space=space, spaces=spaces, trials=POINTS, metric=VALIDATION, seed=BALANCED)
 
 
 # -- a study ---------------------------------------------------------------------------------------

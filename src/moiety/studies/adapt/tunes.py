@@ -33,12 +33,28 @@ from ...adapt.finetune import Tuned
 from ...adapt.recipe import Diverged
 from ...adapt.scores import scores
 from ...adapt.together import Member
+from ...adapt.tuning import OPTIONS
 from ...train.draws import step_seed
-from .pool import CAPTURE, Case, Plan, adapted, all_of, held, key_of, make, quick
-from .targets import Examples
+from . import pool
+from .pool import Case, Plan, adapted, all_of, held, key_of, kind_of, make, quick
+from .targets import TARGETS, Examples
 
 TUNE = 21  # what the seed of a case is used for, besides its own draws
+TUNED = ("batch", "weight_decay", "precision", "dropout")  # of the settings of a trial
 Tick = Callable[[float], None]
+
+
+def tune_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How the classifier of a trial is trained; `lr` and `longer` are searched."""
+    target = settings["sets"].get(settings["target"], settings["target"])
+    own, method = settings[kind_of(target)], settings.get("method", "plain")
+    return {
+        **{word: own[f"tune_{word}"] for word in TUNED},
+        "lr": settings["lr"],
+        "steps": own["tune_steps"] * settings["longer"] * TARGETS[target].longer,
+        "method": method,
+        "options": {word: settings[word] for word in OPTIONS[method] if word in settings},
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +136,7 @@ def _found(asked: Asked, tick: Tick | None, crew: Member | None) -> dict[str, An
         classes=target.classes,
         seed=step_seed(step_seed(case.seed, TUNE), asked.number),
         checks=2,
-        capture=CAPTURE,
+        capture=pool.CAPTURE,
         crew=crew,
         tick=tick,
         **asked.tune,
