@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .scales import TEXT_SCALES
 from .statements import LEAD, ahead
 from .tables import adapt_study, arms_of
 from .variants import NOTES, VARIANTS
@@ -21,4 +22,5 @@ study = adapt_study(
         **LEAD,
     ),
     notes=NOTES,
+    scales=TEXT_SCALES,
 )

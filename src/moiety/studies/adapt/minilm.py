@@ -9,9 +9,11 @@ loss is fresh and warmed up first. At the smallest scale a source of ours stands
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...lab.study import Scale
 from .packaged import MINILM
-from .scales import SCALES, TEXTS
+from .scales import SCALES, TEXTS, of_seeds
 from .tables import FINE_TUNING, FURTHER, SELF, VARIES, adapt_study, arms_of
 
 METHODS = {"fine-tuning": FINE_TUNING, "further pre-training": FURTHER, "self-distillation": SELF}
@@ -20,13 +22,11 @@ SEEDS = 5
 
 
 def scale(name: str) -> Scale:
-    settings = SCALES[name].settings
     if name == "smoke":
         return SCALES[name]
-    text = {**settings["text"], "adapt_lr": 1e-4}  # the paper's, for a model of that kind
-    return Scale(
-        SEEDS, {**settings, "text": text, "model": MINILM, "copies": SEEDS, "parts": SEEDS}
-    )
+    found = of_seeds(SCALES[name], SEEDS)
+    text = {**found.settings["text"], "adapt_lr": 1e-4}  # the paper's, for a model of that kind
+    return replace(found, settings={**found.settings, "text": text, "model": MINILM})
 
 
 study = adapt_study(

@@ -7,6 +7,7 @@ start as copies of the dense block, so that every arm of a seed starts from one 
 from __future__ import annotations
 
 from ...lab.claims import Claim, equivalent, greater
+from .scales import TEXT_SCALES
 from .statements import JUDGED, LEAD
 from .tables import FINE_TUNING, SELF, Settings, adapt_study, arm, arms_of
 
@@ -82,4 +83,5 @@ study = adapt_study(
         ),
     ],
     notes=["mixtures: four experts in every second block; two of them for a token, or all softly"],
+    scales=TEXT_SCALES,
 )

@@ -8,6 +8,7 @@ methods that have one. The test stays closed. What a batch of an H200 takes, see
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...lab.study import Scale, Settings
@@ -83,6 +84,14 @@ SCALES = {
         },
     ),
 }
+
+
+def of_seeds(scale: Scale, seeds: int) -> Scale:
+    """A scale of another number of seeds, and of parts of the test."""
+    return replace(scale, seeds=seeds, settings={**scale.settings, "parts": seeds, "copies": seeds})
+
+
+TEXT_SCALES = {**SCALES, "small": of_seeds(SCALES["small"], 6)}  # texts take longer
 
 # -- the search ------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .scales import TEXTS
+from .scales import TEXT_SCALES, TEXTS
 from .statements import LEAD, ahead
 from .tables import METHODS, adapt_study, together
 
@@ -33,5 +33,6 @@ study = adapt_study(
             **LEAD,
         ),
     ],
-    notes=["acl-arc: 139 test texts, of which a part has 17"],
+    notes=["acl-arc: 139 test texts, of which a part has 17 (at scale small 23)"],
+    scales=TEXT_SCALES,
 )
