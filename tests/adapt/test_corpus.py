@@ -151,6 +151,24 @@ def test_what_is_held_out_follows_from_the_seed():
     assert len(hold_out(rows.part(range(20)), 0.02, 16, seed=0)[1]) == 10
 
 
+def test_of_labelled_rows_every_class_gives_its_share_and_none_all():
+    sizes = [600, 300, 90, 7, 2, 1]
+    labels = torch.repeat_interleave(torch.arange(6), torch.tensor(sizes))
+    labels = labels[torch.randperm(1000, generator=torch.Generator().manual_seed(0))]
+    rows = Rows(Images(torch.arange(1000).view(-1, 1, 1, 1)), labels=labels)
+    drawn = set()
+    for seed in range(20):
+        train, held = hold_out(rows, 0.15, 16, seed)
+        assert sorted([*train.chosen, *held.chosen]) == list(range(1000))
+        assert torch.equal(held.labels, labels[held.chosen])
+        assert len(held) == 150 and bytes(held.chosen) not in drawn
+        drawn.add(bytes(held.chosen))
+        for size, out in zip(sizes, torch.bincount(held.labels, minlength=6).tolist()):
+            assert abs(out - 0.15 * size) <= 1 and out < size
+    few = rows.part([int((labels == c).nonzero()[0]) for c in range(6)])  # one row of each class
+    assert [len(part) for part in hold_out(few, 0.15, 16, 0)] == [3, 3]
+
+
 def test_token_ids_are_kept_and_mapped(tmp_path, reader, monkeypatch):
     texts = tiny.texts(100)
     made = read_corpus(texts, reader, folder=tmp_path)

@@ -83,7 +83,10 @@ class Images:
 
 
 def hold_out(rows: Rows, share: float, least: int, seed: int) -> tuple[Rows, Rows]:
-    """The rows without a fixed part of them, and that part; both in their order."""
+    """The rows without a fixed part of them, and that part; both in their order.
+
+    Of labelled rows every class gives its share, and none that has two rows gives all of them.
+    """
     if not 0 < share < 1:
         raise ValueError(f"held must be a share between 0 and 1, got {share}")
     if len(rows) < 2:
@@ -93,4 +96,15 @@ def hold_out(rows: Rows, share: float, least: int, seed: int) -> tuple[Rows, Row
         )
     count = min(max(least, math.ceil(share * len(rows))), len(rows) // 2)
     order = np.random.default_rng(seed).permutation(len(rows))
-    return rows.part(np.sort(order[count:])), rows.part(np.sort(order[:count]))
+    out = order[:count] if rows.labels is None else _spread(order, rows.labels.numpy(), count)
+    return rows.part(np.setdiff1d(order, out)), rows.part(np.sort(out))
+
+
+def _spread(order: np.ndarray, labels: np.ndarray, count: int) -> np.ndarray:
+    """At most `count` rows, evenly along the classes; the only row of a class is not taken."""
+    several = order[np.bincount(labels)[labels[order]] > 1]
+    if len(several) < 2:  # every class has one row
+        return order[:count]
+    line = several[np.argsort(labels[several], kind="stable")]
+    count = min(count, len(line) // 2)  # so that no two neighbours are taken
+    return line[((np.arange(count) + 0.5) * len(line) / count).astype(int)]

@@ -91,7 +91,7 @@ def of_seeds(scale: Scale, seeds: int) -> Scale:
     return replace(scale, seeds=seeds, settings={**scale.settings, "parts": seeds, "copies": seeds})
 
 
-TEXT_SCALES = {**SCALES, "small": of_seeds(SCALES["small"], 6)}  # texts take longer
+TEXT_SCALES = {**SCALES, "small": of_seeds(SCALES["small"], 5)}  # texts take longer
 
 # -- the search ------------------------------------------------------------------------------------
 
