@@ -59,6 +59,16 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
     return path
 
 
+HALF = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+
+
+def sweep(folder: str | os.PathLike[str]) -> None:
+    """Remove what killed processes left of the files that they wrote in a folder and below."""
+    for path in Path(folder).rglob(".*.tmp"):
+        if HALF.fullmatch(path.name) and path.is_file():
+            path.unlink()
+
+
 # A list of plain values, which takes one line; a string has no line breaks, so none is touched.
 NUMBERS = re.compile(r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]")
 

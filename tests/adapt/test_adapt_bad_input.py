@@ -100,15 +100,26 @@ def test_a_tokenizer_that_pads_with_what_the_model_takes_for_a_word(refused, giv
     assert "it pads with token 1, and the model takes 0 for padding" in said
 
 
-@pytest.mark.parametrize(("rows", "fits"), [(1000, True), (1120, True), (1200, False)])
-def test_a_few_embeddings_without_a_token_are_usual_and_many_are_another_vocabulary(rows, fits):
+@pytest.mark.parametrize("rows", [1000, 1120, 1200, 2100])
+def test_a_few_embeddings_without_a_token_are_usual_and_many_another_vocabulary(rows, recwarn):
     tokenizer = tiny.tokenizer([f"v{i}" for i in range(1000 - len(tiny.SPECIAL))])
     model = T.BertForMaskedLM(T.BertConfig(**{**tiny.TEXT, "vocab_size": rows}))
-    if fits:
-        check_tokenizer(model, tokenizer)
-    else:
-        with pytest.raises(ValueError, match="largest token id is 999, and the model embeds 1200"):
+    said = f"largest token id is 999, and the model embeds {rows}"
+    if rows == 2100:
+        with pytest.raises(ValueError, match=said):
             check_tokenizer(model, tokenizer)
+        return
+    check_tokenizer(model, tokenizer)
+    # As IndoBERT has: odd, and its own.
+    assert [said in str(one.message) for one in recwarn] == [True] * (rows == 1200)
+
+
+def test_a_model_that_does_not_count_from_its_padding_may_be_padded_with_another_token():
+    model = T.BertForMaskedLM(T.BertConfig(**tiny.TEXT))
+    tokenizer = tiny.tokenizer()
+    tokenizer.pad_token = tiny.SPECIAL[1]
+    with pytest.warns(UserWarning, match="it pads with token 1, and the model takes 0 for padding"):
+        check_tokenizer(model, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -245,11 +256,14 @@ def test_a_folder_that_is_read_from_is_not_written_to(refused, given):
         assert sorted(out.iterdir()) == before
 
 
-def test_arrays_with_channels_first(refused, tmp_path):
+def test_arrays_with_channels_first_or_too_many(refused, tmp_path):
     np.save(tmp_path / "first.npy", np.zeros((20, 3, 12, 12), np.uint8))
     for fit in ((), ("--fit",)):
         said = refused("mae", tmp_path / "first.npy", *fit)
         assert said == "first.npy: images must be [N, H, W, C] or [N, H, W], not [20, 3, 12, 12]"
+    np.save(tmp_path / "clear.npy", np.zeros((20, 12, 12, 4), np.uint8))
+    said = refused("mae", tmp_path / "clear.npy", "--fit")
+    assert said == "clear.npy: images have 4 channels, and 1 or 3 are read"
 
 
 def test_images_for_a_model_of_texts(refused):

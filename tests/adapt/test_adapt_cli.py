@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import asking
@@ -20,10 +21,11 @@ import moiety
 from moiety import cli
 from moiety.adapt import command, encoders, stage, tuning
 from moiety.adapt.asked import Asked
-from moiety.adapt.command import begin
+from moiety.adapt.command import begin, check_out, used
 from moiety.adapt.costing import costs
 from moiety.adapt.labelled import Labelled
 from moiety.cli.adapt.asked import read_bytes
+from moiety.cli.adapt.telling import Bar
 from moiety.hf.loading import load_image_processor
 from moiety.train.state import read_state
 
@@ -137,6 +139,89 @@ def test_one_table_or_folder_for_both_is_split_before_it_is_trained_on(adapt, gi
         assert len(test) > 5
         hidden = [bytes(np.asarray(x)) for x in test.take(range(len(test)))]
         assert not seen.intersection(hidden), data
+
+
+def test_of_one_table_the_rows_without_a_class_are_read_too(given, tmp_path):
+    draw = random.Random(1)
+    texts = [f"{asking.line(draw, i % 2)} w{i % 40}" for i in range(200)]
+    lines = [f"{text},{'ab'[i % 2] if i < 80 else ''}" for i, text in enumerate(texts)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines]))
+    table = str(tmp_path / "train.csv")
+    for unlabelled in (table, str(tmp_path)):  # the folder's training split is that table
+        asked = Asked(model=str(given / "roberta"), unlabelled=unlabelled, labelled=table)
+        opened = begin(asked, None)
+        assert "training split and its 120 rows without a class" in opened.corpus.notes[0]
+        known, read = opened.labelled, [opened.corpus.train, opened.corpus.held]
+        assert sum(map(len, read)) == 120 + len(known.train) < 200
+        test = known.test()
+        hidden = {bytes(np.asarray(x)) for x in test.take(range(len(test)))}
+        seen = {bytes(np.asarray(x)) for rows in read for x in rows.take(range(len(rows)))}
+        assert hidden and not seen & hidden
+
+
+def test_labelled_images_inside_the_unlabelled_ones_are_refused(given, tmp_path):
+    for name in "ab":
+        asking.images(tmp_path / "all" / "labelled" / name, count=20, seed=ord(name))
+    words = {"unlabelled": str(tmp_path / "all"), "labelled": str(tmp_path / "all" / "labelled")}
+    with pytest.raises(ValueError, match=r"labelled lies in .*its test images would be trained on"):
+        begin(Asked(model=str(given / "mae"), **words), None)
+
+
+def test_out_is_no_place_that_is_read(given, tmp_path, monkeypatch):
+    for name in ("photos/a", "photos/b", "splits/train", "splits/test"):
+        asking.images(tmp_path / name, count=2, seed=1)
+    monkeypatch.chdir(tmp_path)
+    model = str(given / "mae")
+    for unlabelled, out in (("photos", "photos/run"), ("photos", "photos"), ("photos", model)):
+        with pytest.raises(ValueError, match="is read from: choose another folder"):
+            check_out(Asked(model=model, unlabelled=unlabelled), Path(out))
+    for unlabelled, out in (("digits", "digits"), ("splits", "splits/run"), ("photos", "run")):
+        check_out(Asked(model=model, unlabelled=unlabelled), Path(out))
+
+
+def test_a_batch_is_not_said_to_be_larger_than_the_labels(given):
+    words = {"unlabelled": str(given / "texts.txt"), "labelled": str(given / "labelled")}
+    asked = Asked(model=str(given / "roberta"), method="compare", labels=4, **words)
+    assert used(asked, begin(asked, None))["tune_batch"] == 4
+
+
+def test_files_of_others_stay(given, tmp_path):
+    ours, theirs = tmp_path / "deep" / f".state.{'0f' * 8}.tmp", tmp_path / "deep" / ".notes.tmp"
+    (tmp_path / "deep" / f".folder.{'0f' * 8}.tmp").mkdir(parents=True)
+    for path in (ours, theirs):
+        path.touch()
+    begin(Asked(model=str(given / "roberta"), unlabelled=str(given / "texts.txt")), tmp_path)
+    assert theirs.exists() and not ours.exists()
+
+
+@pytest.mark.parametrize("when", ["between", "after the last step", "ignored", "elsewhere"])
+def test_ctrl_c_is_heard_once_by_those_who_listen(when):
+    def work():
+        with Bar() as bar:
+            bar("further", 0.5)
+            os.kill(os.getpid(), signal.SIGINT)
+            if when != "after the last step":
+                bar("further", 0.6)
+
+    usual = signal.getsignal(signal.SIGINT)
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN if when == "ignored" else signal.default_int_handler
+    )
+    try:
+        if when == "ignored":
+            work()
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            return
+        if when == "elsewhere":  # a thread leaves the signal to the main one
+            thread = threading.Thread(target=lambda: Bar().__enter__().__exit__(None, None, None))
+            thread.start()
+            thread.join()
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                work()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def test_ctrl_c_keeps_the_step_in_hand(adapt, given, tmp_path, monkeypatch):

@@ -3,10 +3,11 @@ begins where it should."""
 
 import pytest
 import torch
-from rows import drawn, encoder, rows, same
+from rows import drawn, encoder, labelled, rows, same
 
 import moiety
 from moiety.adapt.encoders import Encoder
+from moiety.adapt.finetune import finetune
 from moiety.adapt.heads import warm_up
 from moiety.adapt.objective import Objective
 from moiety.adapt.pretrain import further_pretrain, self_distill
@@ -122,3 +123,35 @@ def test_a_schedule_of_calls_goes_on_once_a_step():
     assert {int(router.calls) for router in routers(model.trunk)} == {1}
     grads = [p.grad for p in model.trunk.parameters() if p.grad is not None]
     assert grads and all(torch.isfinite(g).all() for g in grads)
+
+
+def test_a_pass_that_is_run_again_by_the_backward_sees_what_the_first_one_saw():
+    base = encoder("text")
+    for part in base.model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    torch.manual_seed(1)
+    words = {"width": 1.0, "width_end": 0.01, "width_steps": 4, "k": 2}
+    base.model = moiety.upcycle(
+        base.model, experts=4, router="dselect-k", init="noise", exact=False, **words
+    )
+    batch, masks = drawn(base, rows("text"))
+    target = Objective().target(frozen(base.copy()), batch, masks)
+    target.values.add_(0.3)
+    found = []
+    for again in (False, True):
+        student = base.copy()
+        if again:
+            student.model.gradient_checkpointing_enable()
+        student.model.train()
+        Objective().backward(student, batch, masks, target)
+        assert {int(router.calls) for router in routers(student.model)} == {1}
+        found.append({n: p.grad for n, p in student.model.named_parameters() if p.grad is not None})
+    assert same(*found)
+
+
+def test_the_noisy_pass_of_r3f_is_not_counted():
+    model = counting(router="dselect-k")
+    for method in ("plain", "r3f"):
+        tuned = finetune(model, labelled("text"), method=method, steps=3, batch=8, lr=1e-3)
+        assert {int(router.calls) for router in routers(tuned.classifier.model)} == {3}, method

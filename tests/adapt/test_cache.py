@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+import tiny
 import torch
 from rows import Rows, encoder, rows, upcycled
 
@@ -264,6 +265,20 @@ class Joined(Noisy):
         plain = Rows.take(self, rows).float() / 255
         late = (torch.as_tensor(rows) >= len(self) // 2)[:, None, None, None]
         return torch.where(late, super().take(rows), plain)
+
+
+def test_rows_of_a_very_large_corpus_are_looked_at_to_its_end():
+    class Huge:
+        def __len__(self):
+            return 16_777_220  # of which a float32 knows no neighbour
+
+        def take(self, rows):
+            seen.extend(rows.tolist())
+            return tiny.pictures(len(rows))
+
+    seen: list[int] = []
+    assert not caching._augmented(encoder("image"), Huge())
+    assert (min(seen), max(seen), len(set(seen))) == (0, len(Huge()) - 1, 64)
 
 
 def coupled():

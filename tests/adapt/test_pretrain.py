@@ -141,6 +141,24 @@ def test_cached_and_online_targets_lead_to_the_same_place():
 # -- from seed and step alone --------------------------------------------------------------------
 
 
+def test_weights_that_lie_otherwise_in_memory_go_on_where_they_were(tmp_path, monkeypatch):
+    model, data = encoder("image"), rows("image")
+    model.model.to(memory_format=torch.channels_last)
+    assert not all(p.is_contiguous() for p in model.model.parameters())
+    words = {"steps": 6, "batch": 6, "lr": 1e-2, "checks": 1}
+    alone = further_pretrain(model, data, **words)
+    monkeypatch.setattr(stage, "TOLD", 0.0)
+
+    def half(name, share):
+        if share >= 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        further_pretrain(model, data, out=tmp_path, tick=half, **words)
+    again = further_pretrain(model, data, out=tmp_path, **words)
+    assert same(alone.encoder.model.state_dict(), again.encoder.model.state_dict())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_seed_gives_the_same_bits_and_leaves_the_world_alone(kind):
     model, data = encoder(kind), rows(kind)

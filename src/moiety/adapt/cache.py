@@ -254,7 +254,8 @@ def _augmented(encoder: Encoder, data: Any) -> bool:
     So many, because what mirrors one in two leaves a few rows as they were now and then; and from
     everywhere, because data may be joined of several kinds.
     """
-    rows = torch.linspace(0, len(data) - 1, min(len(data), 64)).long()
+    count = min(len(data), 64)
+    rows = torch.arange(count) * (len(data) - 1) // max(count - 1, 1)
     one, two = (encoder.batch(data.take(rows)) for _ in range(2))
     return any(not torch.equal(one[name], two[name]) for name in one)
 

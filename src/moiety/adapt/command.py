@@ -29,19 +29,19 @@ import torch
 
 from .. import io
 from ..cost import parameters
+from ..data.named import NAMED
 from .asked import DISTILLATION, PRETRAINING, Asked
 from .checking import write_check
 from .classifier import Classifier
 from .corpus import Corpus, read_corpus
 from .course import Tick, settle
 from .encoders import Encoder
-from .finetune import BATCHES as TUNE_BATCHES
 from .finetune import RATES as TUNE_RATES
-from .finetune import Tuned, finetune
+from .finetune import Tuned, batch_size, finetune
 from .images import ImageEncoder
 from .labelled import Labelled, read_labelled
 from .pretrain import MATCHES, Adapted, further_pretrain, self_distill
-from .reading import has_columns, is_one, problem_of
+from .reading import but_test, has_columns, is_one, problem_of, training_part
 from .recipe import BATCHES, RATES
 from .rows import Rows
 from .text import TextEncoder
@@ -72,8 +72,7 @@ def begin(asked: Asked, out: Path | None, device: Any = None) -> Opened:
     if device is not None:
         opened.encoder.to(device)
     if out is not None:
-        for left in out.rglob(".*.tmp"):  # by a process that was killed
-            left.unlink()
+        io.sweep(out)
         # As long as nothing is trained, a command that was refused can be put right.
         io.write_json(out / "plan.json", plan)
     return opened
@@ -81,8 +80,14 @@ def begin(asked: Asked, out: Path | None, device: Any = None) -> Opened:
 
 def check_out(asked: Asked, out: Path) -> None:
     """Raise for a folder that is another command's, or that is read from."""
+    here = out.expanduser().resolve()
     for given in (asked.model, asked.unlabelled, asked.labelled, asked.source):
-        if given is not None and Path(given).expanduser().resolve() == out.resolve():
+        path = Path(given or "").expanduser()
+        if given is None or given in NAMED or not path.exists():
+            continue
+        data = given != asked.model
+        there = (training_part(path) if data else path).resolve()
+        if here in (there, path.resolve()) or (data and there in here.parents):
             raise ValueError(f"--out {out} is where {given} is read from: choose another folder")
     if (out / "pretraining" / "plan.json").exists():
         settle(out, dataclasses.asdict(asked))
@@ -132,15 +137,16 @@ def open_all(asked: Asked, folder: Path | None) -> Opened:
 
     unlabelled: Any = asked.unlabelled
     given: Any = asked.labelled
-    labelled = None
+    labelled, note = None, ""
     if given is not None:
         words = {"targets": asked.target, "text": asked.text, "seed": asked.seed}
-        if one := is_one(unlabelled, given):
-            given = unlabelled = problem_of(given, asked.data_dir, **words)
+        if is_one(unlabelled, given):
+            path, given = Path(given).expanduser(), problem_of(given, asked.data_dir, **words)
+            unlabelled, note = but_test(given, path)
         labelled = read_labelled(given, encoder, **{**words, **shape})
     found = corpus(unlabelled, "corpus")
-    if given is not None and one:
-        found.notes.insert(0, "its training split alone, since it is also what is labelled")
+    if note:
+        found.notes.insert(0, note)
     source = None if asked.source is None else corpus(asked.source, "source")
     return Opened(encoder, found, source, labelled)
 
@@ -266,7 +272,8 @@ def used(asked: Asked, opened: Opened) -> dict[str, Any]:
     if isinstance(encoder, TextEncoder):
         found["length"] = encoder.row_length()
     if opened.labelled is not None:
-        found["tune_batch"] = min(TUNE_BATCHES[encoder.kind], len(opened.labelled.train))
+        rows = asked.labels or len(opened.labelled.train)
+        found["tune_batch"] = batch_size(encoder.kind, None, rows)
         found["tune_lr"] = TUNE_RATES[encoder.kind]
     return {name: value for name, value in found.items() if getattr(asked, name) is None}
 

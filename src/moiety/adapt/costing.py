@@ -20,7 +20,7 @@ from .command import Opened, draw
 from .comparing import ARMS
 from .course import Course
 from .encoders import Encoder
-from .finetune import BATCHES as TUNE_BATCHES
+from .finetune import batch_size
 from .follow import Follow
 from .heads import only_made
 from .objective import Objective
@@ -124,8 +124,7 @@ def _tuning(asked: Asked, opened: Opened) -> Line:
     train = opened.labelled.train
     if compared:
         train = draw(opened.labelled, asked.labels, asked.seed)
-    wanted = TUNE_BATCHES[encoder.kind] if asked.tune_batch is None else asked.tune_batch
-    size = min(wanted, len(train))
+    size = batch_size(encoder.kind, asked.tune_batch, len(train))
     classifier = Classifier.build(encoder, opened.labelled.classes, seed=asked.seed)
     batch, more = encoder.few(encoder.batch(train.take(torch.arange(size))))
     flops = more * cost.flops(lambda: classifier.logits(batch).sum().backward())

@@ -113,7 +113,7 @@ def finetune(
     encoder = model if isinstance(model, Encoder) else Encoder.load(model, processor=processor)
     data, validation, test = _splits(data, validation, test, encoder)
     labels = check_labels(data, "training", classes)
-    size = min(BATCHES[encoder.kind] if batch is None else batch, len(labels))
+    size = batch_size(encoder.kind, batch, len(labels))
     recipe = TuneRecipe(
         steps=epochs * (len(labels) // max(size, 1)) if steps is None else steps,
         batch=size,
@@ -151,6 +151,11 @@ def finetune(
         if folder:
             _write(folder, tuning, told)
         return Tuned(classifier, recipe, **told)
+
+
+def batch_size(kind: str, asked: int | None, rows: int) -> int:
+    """Examples of a step: as asked for, or as usual, and no more than there are."""
+    return min(BATCHES[kind] if asked is None else asked, rows)
 
 
 def _splits(data: Any, validation: Any, test: Any, encoder: Encoder) -> tuple[Any, Any, Any]:

@@ -8,7 +8,7 @@ Of a folder with splits the test file is not opened before `test` is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -91,9 +91,7 @@ class Reader:
         if table_kind(path) is None:
             raise ValueError(f"{path.name}: labelled texts must be a table, such as train.csv")
         frame = read_table(path)
-        (target, *more) = find_targets(self.targets, [str(c) for c in frame.columns], path.name)
-        if more:
-            raise ValueError(f"one column can be predicted, not both {target} and {more[0]}")
+        target = _only(find_targets(self.targets, [str(c) for c in frame.columns], path.name))
         there = frame[target].notna()
         if not there.all():
             self.notes.append(f"{path.name}: {(~there).sum()} rows without {target} are left out")
@@ -170,6 +168,7 @@ def _from_tensors(source: dict[str, TensorDataset], reader: Reader, seed: int) -
 
 def _from_problem(problem: Problem, reader: Reader) -> Labelled:
     """Of a problem, whose splits are in memory already."""
+    _only([target.name for target in problem.targets])
     target = problem.targets[0]
     if problem.kind != reader.encoder.kind or target.kind != "classes":
         raise ValueError(
@@ -200,6 +199,13 @@ def _labelled(
     if validation is None:
         train, validation = hold_out(train, VALIDATION, LEAST, seed)
     return Labelled(classes, train, validation, test)
+
+
+def _only(columns: Iterable[str]) -> str:
+    target, *more = columns
+    if more:
+        raise ValueError(f"one column can be predicted, not both {target} and {more[0]}")
+    return target
 
 
 def _word(value: Any) -> str:

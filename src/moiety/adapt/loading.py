@@ -179,11 +179,11 @@ def _image_processor(source: Any) -> Any:
 
 def _usual_processor(config: Any) -> Any:
     """What prepares images for a model that brings nothing: pixels become −1…1."""
-    from transformers import ViTImageProcessor
-
     size = {"height": config.image_size, "width": config.image_size}
     half = [0.5] * config.num_channels
     with _quiet():  # it would like torchvision
+        from transformers import ViTImageProcessor
+
         return ViTImageProcessor(size=size, image_mean=half, image_std=half)
 
 

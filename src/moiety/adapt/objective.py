@@ -162,9 +162,13 @@ class Objective:
                 loss = self._masked(student, batch, masks, target if predicts else None, told)
             yield loss
         if target is not None and not predicts:
-            with torch.autocast(*words):
-                loss = self._distilled(student, batch, target, told)
-            yield loss
+            # The balance of experts belongs to the masked pass: that of this one is left, both as
+            # losses and as counts, unless there is no other. Counts are put back when the loss was
+            # used: a backward pass may run the layers again.
+            with uncounted(student.model) if self.mae_weight else nullcontext():
+                with torch.autocast(*words):
+                    loss = self._distilled(student, batch, target, told)
+                yield loss
 
     def _masked(
         self,
@@ -194,10 +198,7 @@ class Objective:
             return self.distill_weight * self.distill_every * error
         assert target.values is not None
         weighed = self.match_routing > 0
-        # The balance of experts belongs to the masked pass: that of this one is left, both as
-        # losses and as counts, unless there is no other.
-        counts = uncounted(student.model) if self.mae_weight else nullcontext()
-        with balance_losses(student.model), counts, gates(student.model, weighed) as routings:
+        with balance_losses(student.model), gates(student.model, weighed) as routings:
             made = student.represent(batch)
         error = representation_error(self.pick(made.features), target.values, made.real)
         told["distill"] = error.detach()

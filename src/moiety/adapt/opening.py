@@ -52,8 +52,7 @@ def holding(out: str | os.PathLike[str] | None) -> Iterator[None]:
         yield
         return
     with io.lease(out):
-        for left in Path(out).rglob(".*.tmp"):  # by a process that was killed
-            left.unlink()
+        io.sweep(out)
         yield
 
 

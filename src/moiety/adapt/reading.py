@@ -61,18 +61,42 @@ def training_part(path: Path) -> Path:
 
 
 def is_one(unlabelled: str, labelled: str) -> bool:
-    """Whether both are one table or folder, which the seed splits into training and test."""
+    """Whether both are one table or folder, which the seed splits into training and test.
+
+    Raise where labelled images, those of the test among them, lie in the folder of the others.
+    """
     if {unlabelled, labelled} & NAMED.keys():
         return False
-    a, b = (Path(name).expanduser().resolve() for name in (unlabelled, labelled))
-    return a == b and not (a.is_dir() and "train" in parts_of(a))
+    all_of = training_part(Path(unlabelled).expanduser()).resolve()
+    some = Path(labelled).expanduser().resolve()
+    if all_of in some.parents and any(f.suffix.lower() in SUFFIXES for f in some.rglob("*")):
+        raise ValueError(
+            f"{labelled} lies in {unlabelled}, so that its test images would be trained on; put "
+            "one beside the other"
+        )
+    return all_of == some
 
 
 def problem_of(source: Any, data_dir: str | Path | None, **words: Any) -> Problem:
     """A problem, or that of a built-in set."""
     if isinstance(source, Problem):
         return source
-    return load_problem(str(source), data_dir=data_dir, **words)
+    return load_problem(str(source), data_dir=data_dir, missing="mask", **words)
+
+
+def but_test(problem: Problem, path: Path) -> tuple[Any, str]:
+    """What may be seen of a table or folder that is labelled: all but the seed's test; and a note.
+
+    Rows of a table without a class are in no split.
+    """
+    texts: list[str] = []
+    if problem.kind == "text":
+        frame = read_table(path)
+        without = frame[frame[problem.targets[0].name].isna()]
+        texts = [text for text in texts_of(without, problem.text, path.name) if text]
+    more = f"and its {len(texts)} rows without a class" if texts else "alone"
+    note = f"its training split {more}, since it is also what is labelled"
+    return [*problem_texts(problem), *texts] if texts else problem, note
 
 
 # -- texts ----------------------------------------------------------------------------------------
@@ -159,9 +183,12 @@ def read_images(
 
     _, images = read(path, column=array_name(path, column), limit=2**62)
     pixels = np.array(images)
-    if pixels.shape[-1] not in (1, 3, wanted.shape[0]):
-        shape = list(pixels.shape)
-        raise ValueError(f"{path.name}: images must be [N, H, W, C] or [N, H, W], not {shape}")
+    channels = pixels.shape[-1]
+    if channels not in (1, 3, wanted.shape[0]):
+        said = f"images have {channels} channels, and 1 or 3 are read"
+        if pixels.shape[1] in (1, 3, wanted.shape[0]):
+            said = f"images must be [N, H, W, C] or [N, H, W], not {list(pixels.shape)}"
+        raise ValueError(f"{path.name}: {said}")
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 

@@ -81,9 +81,7 @@ def adamw(encoder: Encoder, recipe: Recipe, captured: bool = False) -> torch.opt
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(
-        groups, betas=(0.9, 0.95), **repeatable(recipe.lr, encoder.device, captured)
-    )
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), **repeatable(recipe.lr, trained, captured))
 
 
 def set_rate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -180,30 +181,40 @@ def check_tokenizer(model: Any, tokenizer: Any) -> None:
         )
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise ValueError("the tokenizer has no mask token; take that of a masked language model")
-    said = ""
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values())
-    # Embeddings may be a little larger than a vocabulary, for the sake of round numbers.
-    if not 0 <= rows - largest - 1 <= min(max(SPARE, rows // 32), rows // 2):
-        said = f"its largest token id is {largest}, and the model embeds {rows} tokens"
+    size = f"its largest token id is {largest}, and the model embeds {rows} tokens"
     here, there = getattr(model.config, "pad_token_id", None), tokenizer.pad_token_id
-    if None not in (here, there) and here != there:
-        said = f"it pads with token {there}, and the model takes {here} for padding"
-    if said:
+    pads = f"it pads with token {there}, and the model takes {here} for padding"
+    apart = None not in (here, there) and here != there
+    wrong = "" if rows <= 2 * (largest + 1) <= 2 * rows else size
+    if apart and counted_from(model) is not None:
+        wrong = pads
+    if wrong:
         raise ValueError(
-            f"the tokenizer does not match: {said}; give the tokenizer that the model was trained "
+            f"the tokenizer does not match: {wrong}; give the tokenizer that the model was trained "
             "with"
         )
+    # Some models of the hub are like that, with their own tokenizers. Embeddings may be a little
+    # larger than a vocabulary, for the sake of round numbers.
+    odd = pads if apart else size if rows - largest - 1 > max(SPARE, rows // 32) else ""
+    if odd:
+        warnings.warn(f"is this the model's own tokenizer? {odd}", stacklevel=2)
+
+
+def counted_from(model: Any) -> int | None:
+    """The padding's token, where places are counted from behind it, as RoBERTa does."""
+    places = getattr(model.config, "max_position_embeddings", None)
+    parts = [part for part in model.base_model.modules() if isinstance(part, nn.Embedding)]
+    found = [part.padding_idx for part in parts if part.num_embeddings == places]
+    return next((first for first in found if first is not None), None)
 
 
 def longest_input(model: Any, tokenizer: Any) -> int:
     """The most tokens that the model reads, special ones included."""
     places = getattr(model.config, "max_position_embeddings", None)
     limits = [places, getattr(tokenizer, "model_max_length", None)]
-    for part in model.base_model.modules():
-        if not isinstance(part, nn.Embedding) or part.num_embeddings != places:
-            continue
-        if part.padding_idx is not None:  # RoBERTa counts its places from behind the padding's
-            limits += [places - part.padding_idx - 1]
+    if places and (first := counted_from(model)) is not None:
+        limits += [places - first - 1]
     # Some tokenizers have a huge number for "no limit".
     return min((limit for limit in limits if limit and 0 < limit < ENDLESS), default=LENGTH)

@@ -30,7 +30,7 @@ from ..train.graph import repeatable
 from ..train.state import read_state, state_bytes
 from .classifier import Classifier, parameter_groups
 from .mars import Mars
-from .mixtures import balance_losses
+from .mixtures import balance_losses, uncounted
 from .r3f import R3F
 from .recadam import RecAdam
 from .recipe import Diverged, set_rate
@@ -162,7 +162,7 @@ class Tuning:
             self.recipe,
             list(parameter_groups(self.classifier, self.recipe.weight_decay)),
         )
-        words = repeatable(recipe.lr, self.device, self.captures)
+        words = repeatable(recipe.lr, self.trained, self.captures)
         if recipe.method != "recadam":
             return torch.optim.AdamW(groups, **words)
         options = {name: recipe.option(name) for name in ("k", "t0", "strength")}
@@ -272,7 +272,8 @@ class Tuning:
             loss = loss + torch.stack(terms).sum()
         if noise is not None:
             assert self.r3f is not None and weight is not None
-            apart = self.r3f(self.classifier.model, inputs, logits, noise)
+            with uncounted(self.classifier.model):
+                apart = self.r3f(self.classifier.model, inputs, logits, noise)
             loss = loss + weight.to(apart.dtype) * apart
         return loss
 
@@ -310,8 +311,7 @@ class Tuning:
     def keep(self, folder: Path, key: str, save_every: float) -> None:
         """Keep the state in a folder; one with the state of another key is refused."""
         self.folder, self.key, self.save_every = folder, key, save_every
-        for half in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
-            half.unlink()
+        io.sweep(folder)
 
     def _begin(self) -> None:
         """Go on from the state in the folder, if there is one."""

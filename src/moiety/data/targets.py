@@ -82,9 +82,8 @@ def settle_kinds(
                 "fill that column, or predict another"
             )
     if gone.any():
-        notes.append(
-            f"targets: {gone.sum()} rows without {'any' if masked else 'a'} target were left out"
-        )
+        some = "any" if masked and labels.shape[1] > 1 else "a"
+        notes.append(f"targets: {gone.sum()} rows without {some} target were left out")
         labels = labels[~gone]
     gaps = {column: int(labels[column].isna().sum()) for column in labels}
     if any(gaps.values()):

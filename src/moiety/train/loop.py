@@ -165,7 +165,7 @@ class _Run:
         self.device = self.trained[0].device
         self.capture = capture and self.device.type == "cuda"
         self.graph: Graph | None = None
-        words = repeatable(recipe.lr, self.device, self.capture)
+        words = repeatable(recipe.lr, self.trained, self.capture)
         self.lr: float | Tensor = words["lr"]
         self.optimizer = torch.optim.AdamW(self.trained, weight_decay=recipe.weight_decay, **words)
         self.examples, self.batch = examples, min(recipe.batch, examples)

@@ -83,19 +83,25 @@ class Bar:
         )
         self.task: Any = None
         self.name, self.share, self.begun = "", 0.0, time.monotonic()
-        self.interrupted = False
-        self.before: Any = None  # who heard Ctrl-C
+        self.listens = self.interrupted = False
 
     def __enter__(self) -> Self:
         self.progress.start()
-        if threading.current_thread() is threading.main_thread():  # others cannot listen
-            self.before = signal.signal(signal.SIGINT, self._interrupt)
+        # Other threads cannot listen, and who was told not to hear it goes on so.
+        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        self.listens = usual and threading.current_thread() is threading.main_thread()
+        if self.listens:
+            signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def _interrupt(self, *_: Any) -> None:
-        self.interrupted = True
-        signal.signal(signal.SIGINT, self.before)
-        self.console.print("  interrupted: the step in hand is finished and kept", markup=False)
+        self.interrupted = True  # and no word: what prints may be in the middle of it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _heed(self) -> None:
+        if self.interrupted:
+            self.console.print("  interrupted: the step in hand is finished and kept", markup=False)
+            raise KeyboardInterrupt
 
     def __exit__(
         self,
@@ -103,11 +109,13 @@ class Bar:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
+        if self.listens:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if kind is None:
             self.end()  # a last stage may have stopped early
         self.progress.stop()
+        if kind is None:
+            self._heed()
 
     def __call__(self, name: str, share: float) -> None:
         if name != self.name:
@@ -115,8 +123,7 @@ class Bar:
             self.task, self.name = self.progress.add_task(named(name), total=1.0), name
         self.share = share
         self.progress.update(self.task, completed=share)
-        if self.interrupted:
-            raise KeyboardInterrupt
+        self._heed()
         if share >= 1:
             self.end()
 
