@@ -422,10 +422,19 @@ def test_losses_and_contrast_at_a_smaller_scale_went_as_is_written():
         assert near(cells, sets) and near([mean, *ends(interval)], spread("adapt-supcon", arm)), arm
 
 
+def test_smaller_models_of_texts_went_as_is_written():
+    sets = ["acl-arc", "scierc", "chemprot", "tweeteval-emotion"]
+    found, (written,) = means("adapt-text"), tables("adapt.md", "| method, texts |")
+    assert list(written) == list(found)
+    for arm, (*cells, mean, interval) in written.items():
+        assert near(cells, [found[arm][f"score, {name}"] for name in sets]), arm
+        assert near([mean, *ends(interval)], spread("adapt-text", arm)), arm
+
+
 def test_claims_of_adaptation_came_out_as_is_written():
     """Words and differences as in docs/claims.md, which has a test; each claim once."""
     ledger, told, asked = (ROOT / "docs" / "claims.md").read_text(), {}, 0
-    smaller = ("ablation", "steps", "weight", "low-resource", "gap", "supcon")
+    smaller = ("ablation", "steps", "weight", "low-resource", "gap", "supcon", "text")
     for study in ("images", "rounds", *smaller):
         row = rf"^\| adapt/({study} \d+: .*?) \| \*\*(\w+)\*\* \| (.*?) \|"
         found = re.findall(row, ledger, re.M)
