@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 from statistics import fmean
 
+import pytest
+
 from moiety.lab.statistics import t_interval
+from moiety.studies.adapt.scales import IMAGES, TEXTS
 from moiety.studies.cosine import practice
 from moiety.testing import checks
 
@@ -370,13 +373,15 @@ def ends(cell):
     return [low + " %" * high.endswith(" %"), high]
 
 
-def test_ways_to_a_classifier_went_as_is_written():
-    sets = ["pneumoniamnist", "fashion-mnist", "usps", "omniglot"]
-    found, (written,) = means("adapt-images"), tables("adapt.md", "| method | pneu")
+@pytest.mark.parametrize(("study", "head"), [("images", "method"), ("text", "method, texts")])
+def test_ways_to_a_classifier_went_as_is_written(study, head):
+    sets = {"images": IMAGES, "text": TEXTS}[study]
+    study = f"adapt-{study}"
+    found, (written,) = means(study), tables("adapt.md", f"| {head} | {sets[0]} |")
     assert list(written) == list(found)
     for arm, (*cells, mean, interval) in written.items():
         assert near(cells, [found[arm][f"score, {name}"] for name in sets]), arm
-        assert near([mean, *ends(interval)], spread("adapt-images", arm)), arm
+        assert near([mean, *ends(interval)], spread(study, arm)), arm
 
 
 def test_rounds_of_self_distillation_brought_what_is_written():
@@ -420,15 +425,6 @@ def test_losses_and_contrast_at_a_smaller_scale_went_as_is_written():
     for arm, (*cells, mean, interval) in written.items():
         sets = [found[arm][f"score, {name}"] for name in ("pneumoniamnist", "fashion-mnist")]
         assert near(cells, sets) and near([mean, *ends(interval)], spread("adapt-supcon", arm)), arm
-
-
-def test_smaller_models_of_texts_went_as_is_written():
-    sets = ["acl-arc", "scierc", "chemprot", "tweeteval-emotion"]
-    found, (written,) = means("adapt-text"), tables("adapt.md", "| method, texts |")
-    assert list(written) == list(found)
-    for arm, (*cells, mean, interval) in written.items():
-        assert near(cells, [found[arm][f"score, {name}"] for name in sets]), arm
-        assert near([mean, *ends(interval)], spread("adapt-text", arm)), arm
 
 
 def test_claims_of_adaptation_came_out_as_is_written():
