@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import asking
@@ -213,9 +213,8 @@ def test_ctrl_c_is_heard_once_by_those_who_listen(when):
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
             return
         if when == "elsewhere":  # a thread leaves the signal to the main one
-            thread = threading.Thread(target=lambda: Bar().__enter__().__exit__(None, None, None))
-            thread.start()
-            thread.join()
+            with ThreadPoolExecutor(1) as thread:
+                assert not thread.submit(lambda: Bar().__enter__().listens).result()
         else:
             with pytest.raises(KeyboardInterrupt):
                 work()
