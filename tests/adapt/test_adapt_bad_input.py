@@ -187,6 +187,7 @@ def test_a_cache_of_another_teacher(refused, tmp_path):
         (("--lr", -1), "lr must be a positive number, got -1.0"),
         (("--length", 99), "length must be from 3 to 23, got 99"),
         (("--text", "nocolumn"), "--text goes with a table, and there is none"),
+        (("--labelled-text", "x"), "--labelled-text goes with --labelled"),
         (("--fit",), "--fit goes with images, and the model reads texts"),
         (("--warm-steps", 9), "--warm-steps goes with a model that lacks its head or decoder"),
     ],
@@ -195,9 +196,14 @@ def test_options_that_would_do_nothing_or_make_no_sense(refused, more, said):
     assert refused("roberta", "texts.txt", *more) == said
 
 
-def test_options_of_texts_with_a_model_of_images(refused):
+def test_options_of_texts_with_a_model_of_images(refused, tmp_path):
     said = refused("mae", "images", "--length", 9)
     assert said == "--length goes with texts, and the model reads images"
+    for name in ("a", "b"):
+        asking.images(tmp_path / "train" / name)
+    asked = ("--labelled", tmp_path, "--labelled-text", "x")
+    said = refused("mae", "images", *asked, out=tmp_path.with_name("out"))
+    assert said == "--labelled-text goes with texts, and the model reads images"
     said = refused("mae", "images", "--text", "x")
     assert said == "--text goes with an .npz of images, and there is none"
 

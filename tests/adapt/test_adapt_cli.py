@@ -257,6 +257,19 @@ def test_what_was_chosen_of_the_data_is_said(adapt, given, tmp_path):
     assert said.count("fill all 23 tokens, or are cut") == 2  # the labelled ones, too
 
 
+def test_texts_of_both_tables_may_have_columns_of_their_own(adapt, given, tmp_path):
+    papers, cited = tmp_path / "papers.csv", tmp_path / "cited.csv"
+    papers.write_text("\n".join(["title,abstract", *["w1,w2 w3 w4"] * 40]))
+    rows = [f"w{i} w5,w6,{'ab'[i % 2]}" for i in range(40)]
+    cited.write_text("\n".join(["sentence,source,label", *rows]))
+    words = ("--model", "roberta", *SHORT, "--dry-run", "--out", tmp_path / "out")
+    words = (*words, "--unlabelled", papers, "--text", "abstract", "--labelled")
+    said = " ".join(adapt(*words, cited, "--labelled-text", "sentence").split())
+    assert "its column abstract; 200 tokens in 40 rows" in said and "of 2 classes" in said
+    said = adapt(*words, papers, "--labelled-text", "title", code=2)
+    assert "--text names the column of one that is both" in " ".join(said.split())
+
+
 def test_the_check_of_the_guide_holds(adapt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = adapt(*TEXT, "--method", "further", "--out", "out/papers")

@@ -53,6 +53,7 @@ class Asked:
     tune_lr: float | None = None
     # reading
     text: str | None = None
+    labelled_text: str | None = None  # where it is another column than that of the unlabelled
     target: str | None = None
     length: int | None = None
     fit: bool = False

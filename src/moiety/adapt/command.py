@@ -115,7 +115,10 @@ def check_idle(asked: Asked, encoder: Encoder) -> None:
         raise ValueError("--fit goes with images, and the model reads texts")
     if asked.length is not None and encoder.kind == "image":
         raise ValueError("--length goes with texts, and the model reads images")
-    if asked.text is None or (encoder.kind == "text" and asked.labelled is not None):
+    if asked.labelled_text is not None and encoder.kind == "image":
+        raise ValueError("--labelled-text goes with texts, and the model reads images")
+    tables = encoder.kind == "text" and asked.labelled is not None and asked.labelled_text is None
+    if asked.text is None or tables:
         return  # labelled texts are a table
     sources = [asked.unlabelled, *([] if asked.source is None else [asked.source])]
     if not any(has_columns(source, encoder.kind) for source in sources):
@@ -139,8 +142,14 @@ def open_all(asked: Asked, folder: Path | None) -> Opened:
     given: Any = asked.labelled
     labelled, note = None, ""
     if given is not None:
-        words = {"targets": asked.target, "text": asked.text, "seed": asked.seed}
+        text = asked.labelled_text or asked.text
+        words = {"targets": asked.target, "text": text, "seed": asked.seed}
         if is_one(unlabelled, given):
+            if asked.labelled_text is not None:
+                raise ValueError(
+                    "--labelled-text goes with a labelled table of its own: --text names the "
+                    "column of one that is both"
+                )
             path, given = Path(given).expanduser(), problem_of(given, asked.data_dir, **words)
             unlabelled, note = but_test(given, path)
         labelled = read_labelled(given, encoder, **{**words, **shape})

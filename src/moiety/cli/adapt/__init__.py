@@ -180,6 +180,13 @@ def command(
             rich_help_panel=DATA,
         ),
     ] = None,
+    labelled_text: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of labelled tables that holds the text. Default: that of --text.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
     target: Annotated[
         str | None, typer.Option(help="Column of labelled tables to predict.", rich_help_panel=DATA)
     ] = None,

@@ -18,7 +18,7 @@ WORDS = {
     "say which column holds the text": "say with --text which column holds the text",
 }
 OF_COMPARE = ("seeds", "labels", "metric", "margin")
-OF_LABELS = ("tune", "epochs", "tune_batch", "tune_lr", "target")
+OF_LABELS = ("tune", "epochs", "tune_batch", "tune_lr", "target", "labelled_text")
 OF_ROUNDS = (
     *("rounds", "match", "mae_weight", "distill_weight", "distill_every", "match_routing"),
     "cache_limit",
