@@ -9,6 +9,7 @@ Nothing is unpickled, and what a packed file unpacks to has a limit.
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -19,7 +20,7 @@ import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # pandas takes half a second to load
     import pandas
@@ -28,6 +29,7 @@ TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 PACKED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
 LIMIT = 4 * 2**30  # bytes, unpacked
+HEAD = 2**16  # bytes that tell whether a file is text
 # What stands for "nothing here". Not "None": that is the name of a class in many sets.
 MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "#N/A", "<NA>"]
 
@@ -57,9 +59,20 @@ def read_table(path: str | Path, *, limit: int | None = None) -> pandas.DataFram
 
 
 def read_lines(path: str | Path, *, limit: int | None = None) -> list[str]:
-    """The lines of a text file that are not empty, stripped."""
-    with open_packed(path) as packed, io.TextIOWrapper(packed, "utf-8-sig", "replace") as file:
+    """The lines of a text file that are not empty, stripped; what is no text is refused."""
+    with open_packed(path) as packed:
+        encoding = _encoding(packed.peek(HEAD)[:HEAD], Path(path).name)
+        file = io.TextIOWrapper(packed, encoding, "replace")
         return list(islice((line.strip() for line in file if line.strip()), limit))
+
+
+def _encoding(head: bytes, name: str) -> str:
+    """UTF-8, or UTF-16 where a file begins by saying so."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if b"\0" in head:
+        raise ValueError(f"{name} is no text: it holds zero bytes; give a text file or a table")
+    return "utf-8-sig"
 
 
 def read_jsonl(path: str | Path, *, limit: int | None = None) -> list[Any]:
@@ -73,7 +86,7 @@ def read_jsonl(path: str | Path, *, limit: int | None = None) -> list[Any]:
     return rows
 
 
-def open_packed(path: str | Path, *, limit: int = LIMIT) -> BinaryIO:
+def open_packed(path: str | Path, *, limit: int = LIMIT) -> io.BufferedReader:
     """Open a file for reading, unpacked where its name says that it is packed.
 
     Of .zip only those of a table, such as a.csv.zip, which hold that one file.

@@ -184,6 +184,7 @@ def test_a_cache_of_another_teacher(refused, tmp_path):
             ("--distill-weight", 0, "--distill-every", 3),
             "--distill-every goes with a --distill-weight above 0",
         ),
+        (("--mae-weight", "nan"), "--mae-weight must be a number, got nan"),
         (("--lr", -1), "lr must be a positive number, got -1.0"),
         (("--length", 99), "length must be from 3 to 23, got 99"),
         (("--text", "nocolumn"), "--text goes with a table, and there is none"),
@@ -337,3 +338,13 @@ def test_a_refused_command_can_be_put_right_in_the_same_folder(refused, given, t
     words = ["--model", given / "roberta", "--unlabelled", given / "texts.txt", *SHORT]
     assert asking.run(*words, "--out", tmp_path / "out") == 0, capsys.readouterr()
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["steps"] == 2
+
+
+def test_files_of_another_program_stay(refused, tmp_path):
+    out = tmp_path / "out"
+    for name in ("result.json", "plan.json"):
+        out.mkdir()
+        (out / name).write_text('{"a": 1}')
+        assert refused(out=out) == f"{out / name} is not of `moiety adapt`: choose another --out"
+        assert {file.name: file.read_text() for file in out.glob("*.json")} == {name: '{"a": 1}'}
+        shutil.rmtree(out)

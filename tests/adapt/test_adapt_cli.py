@@ -13,7 +13,9 @@ from pathlib import Path
 import asking
 import numpy as np
 import pytest
+import tiny
 import torch
+import transformers
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -246,6 +248,11 @@ def test_ctrl_c_keeps_the_step_in_hand(adapt, given, tmp_path, monkeypatch):
     assert one == two
 
 
+def test_a_slash_at_the_end_is_no_other_folder():
+    assert Asked(model="m/", unlabelled="u/") == Asked(model="m", unlabelled="u")
+    assert Asked(model="/", unlabelled="./u").unlabelled == "./u"  # not the built-in set u
+
+
 def test_what_was_chosen_of_the_data_is_said(adapt, given, tmp_path):
     rows = [f"w1,{' '.join(['w2'] * 40)},{'ab'[i % 2]}" for i in range(30)]
     for name in ("train", "test"):
@@ -308,6 +315,31 @@ def test_a_dry_run_writes_nothing_and_counts_what_a_run_takes(adapt, given, tmp_
     plan = Asked(**plan, batch=8, rounds=2)
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert costs(plan, begin(plan, None)).total == pytest.approx(result["flops"]["total"])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [(), ("--method", "further"), ("--rounds", 2), ("--labelled", "labelled", *TUNED)],
+    ids=["plain", "further", "rounds", "labels"],
+)
+def test_files_never_take_more_than_a_dry_run_says(adapt, given, tmp_path, monkeypatch, more):
+    config = transformers.RobertaConfig(**{**tiny.TEXT, "hidden_size": 96})
+    transformers.RobertaForMaskedLM(config).save_pretrained(tmp_path / "wide")
+    tiny.tokenizer().save_pretrained(tmp_path / "wide")
+    words = ("--model", tmp_path / "wide", "--unlabelled", "texts.txt", *SHORT, *more)
+    words = (*words, "--out", tmp_path / "out")
+    (told,) = re.findall(r"at most ([\d.]+ [kM]B)", adapt(*words, "--dry-run"))
+    real, seen = os.replace, [0]
+
+    def replace(*paths):  # what is written lies beside what it replaces
+        files = [file for file in (tmp_path / "out").rglob("*") if file.is_file()]
+        seen.append(sum(f.stat().st_size for f in files if f.parent.name != "cache"))
+        real(*paths)
+
+    monkeypatch.setattr(os, "replace", replace)
+    adapt(*words, "--save-every", 0)
+    room = read_bytes(told.replace(" ", ""))
+    assert 0.6 * room < max(seen) < 1.02 * room  # besides some small files
 
 
 def test_a_dry_run_of_a_comparison_counts_all_fine_tunings(given):

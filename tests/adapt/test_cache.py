@@ -190,6 +190,19 @@ def test_what_is_damaged_is_computed_again(tmp_path):
     assert lines[0] == lines[1]
 
 
+@pytest.mark.parametrize("line", ["{", "[1]", "3", '{"chunk": 99, "sha256": ""}', '{"chunk": 0}'])
+def test_a_line_of_nothing_is_taken_out(tmp_path, line):
+    _, data, cached = opened("image", tmp_path)
+    cached.build(data)
+    sound = files(tmp_path)
+    (tmp_path / "chunks.jsonl").write_bytes(f"{line}\n".encode() + sound["chunks.jsonl"])
+    assert cached.cache.whole() == set(range(cached.cache.chunks))
+    assert files(tmp_path) == sound
+    (tmp_path / "header.json").write_text("[]")
+    with pytest.raises(ValueError, match="caches the representations of another teacher"):
+        Cache.open(tmp_path, cached.cache.key)
+
+
 def test_a_cache_of_another_teacher_is_refused(tmp_path):
     teacher, data, cached = opened("text", tmp_path)
     cached.build(data)

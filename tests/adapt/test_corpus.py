@@ -5,13 +5,14 @@ import json
 import warnings
 
 import numpy as np
+import pandas
 import pytest
 import tiny
 import torch
 from PIL import Image
 from torch.utils.data import TensorDataset
 
-from moiety.adapt import reading
+from moiety.adapt import further_pretrain, reading
 from moiety.adapt.corpus import read_corpus
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.labelled import read_labelled
@@ -132,6 +133,20 @@ def test_texts_ids_and_rows_in_memory(reader):
     )
 
 
+def test_columns_of_tables_in_memory_are_texts(reader):
+    texts = tiny.texts(20)
+    frame = pandas.DataFrame({"text": texts})
+    wanted = all_rows(read_corpus(texts, reader))
+    for given in (frame["text"], np.array(texts), (text for text in texts)):
+        assert all_rows(read_corpus(given, reader)) == wanted
+    for given in (frame["text"], tuple(texts)):
+        assert len(further_pretrain(reader, given, steps=1, batch=4, checks=1).stages) == 1
+    with pytest.raises(ValueError, match=r"give the texts, such as list\(table\['text'\]\)"):
+        further_pretrain(reader, frame, steps=1)
+    with pytest.raises(ValueError, match=r"must be given as TensorDataset\(data\)"):
+        further_pretrain(reader, torch.ones(4, 5).long(), steps=1)
+
+
 def test_a_built_in_set_without_labels_is_a_corpus(monkeypatch, reader):
     texts = [f"w{i % 9} w{i % 7} w{i % 5}" for i in range(40)]
     monkeypatch.setattr(reading, "load_texts", lambda name, data_dir: texts)
@@ -185,6 +200,10 @@ def test_token_ids_are_kept_and_mapped(tmp_path, reader, monkeypatch):
         found = read_corpus(texts, reader, folder=tmp_path, **other)
         assert all_rows(found) == all_rows(read_corpus(texts, reader, **other)) != wanted
     assert all_rows(read_corpus(texts[1:], reader, folder=tmp_path)) != wanted
+    for name in ("ids", "ends"):  # damaged, it is made anew
+        read_corpus(texts, reader, folder=tmp_path)
+        (tmp_path / f"{name}.npy").write_bytes(b"damage")
+        assert all_rows(read_corpus(texts, reader, folder=tmp_path)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -210,6 +229,11 @@ def test_other_data_are_refused(tmp_path, reader, viewer):
         read_corpus(tiny.texts(), reader, length=25)
     with pytest.raises(ValueError, match="must hold texts"):
         read_corpus([1, 2], reader)
+    with pytest.raises(ValueError, match="the model reads images: give a folder"):
+        read_corpus(tiny.texts(), viewer)
+    (tmp_path / "a.json").write_text('["w1", "w2"]')
+    with pytest.raises(ValueError, match=r"a.json: a table must be \.jsonl"):
+        read_corpus(tmp_path / "a.json", reader)
     with pytest.raises(ValueError, match="from 0 to 47"):
         read_corpus(TensorDataset(torch.full((4, 5), 48)), reader)
     with pytest.raises(ValueError, match="all padding"):
@@ -312,6 +336,27 @@ def test_rows_without_a_class_are_left_out_and_told(tmp_path, reader):
     assert data.notes == ["train.jsonl: 2 rows without label are left out"]
     table = write_table(tmp_path / "all.jsonl", tiny.texts(41), [*["yes", "no"] * 20, None])
     assert read_labelled(table, reader).notes == ["targets: 1 rows without a target were left out"]
+
+
+def test_what_holds_no_classes_is_refused_before_the_test(tmp_path, reader):
+    folder = split_folder(tmp_path)
+    (folder / "test.jsonl").write_text("this raises when it is read\n")
+    write_table(folder / "train.jsonl", tiny.texts(40), [i / 40 for i in range(40)])
+    with pytest.raises(ValueError, match=r"train\.jsonl: .* 40 different values in 40 rows"):
+        read_labelled(folder, reader)
+    (folder / "train.jsonl").unlink()
+    (folder / "train.csv").write_text("text,label\n")
+    with pytest.raises(ValueError, match=r"train\.csv holds no labelled example"):
+        read_labelled(folder, reader)
+
+
+def test_only_a_test_file_can_stay_closed(tmp_path, reader):
+    folder = split_folder(tmp_path)
+    assert not read_labelled(folder, reader).closed  # there is none
+    write_table(folder / "test.jsonl", ["w1 w2", "w3"], ["yes", "no"])
+    assert read_labelled(folder, reader).closed
+    table = write_table(tmp_path / "all.jsonl", tiny.texts(40), ["yes", "no"] * 20)
+    assert not read_labelled(table, reader).closed
 
 
 def test_the_test_split_is_read_once(tmp_path, reader):

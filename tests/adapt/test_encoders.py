@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 import moiety
 from moiety.adapt.encoders import Encoder, layer_of
+from moiety.adapt.images import ImageEncoder
+from moiety.train import seeded
 
 EVERY = [*tiny.FAMILIES, "vit-mae"]
 
@@ -79,6 +81,44 @@ def test_an_encoder_saved_alone_gets_a_head_by_its_seed(tmp_path, family):
     assert first.weights_key() == encoder.weights_key()
     assert all(torch.equal(rest[name], same.groups().rest[name]) for name in rest)
     assert any(not torch.equal(rest[name], other.groups().rest[name]) for name in rest)
+
+
+@pytest.fixture
+def no_memory_by_chance(monkeypatch):
+    """What nobody writes is NaN."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("family", [*EVERY, "fnet", "nystromformer"])
+def test_a_head_that_is_made_is_that_of_a_new_model(tmp_path, family, no_memory_by_chance):
+    others = {
+        "fnet": lambda: T.FNetForMaskedLM(T.FNetConfig(**tiny.TEXT)),
+        "nystromformer": lambda: T.NystromformerForMaskedLM(T.NystromformerConfig(**tiny.TEXT)),
+    }
+    model = others[family]() if family in others else made(family).model
+    model.base_model.save_pretrained(tmp_path)
+    words = {} if family == "vit-mae" else {"processor": tiny.tokenizer()}
+    found = Encoder.load(tmp_path, **words)
+    assert found.made
+    for name in found.made:  # NaN, where nothing was written
+        assert found.model.get_parameter(name).isfinite().all(), name
+    with seeded(0):
+        new = type(model)(model.config)
+    for name in set(found.made) - {"decoder.decoder_pos_embed"}:  # that is not drawn
+        assert torch.equal(found.model.get_parameter(name), new.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_in_half_precision_is_trained_in_float32(dtype):
+    given = tiny.FAMILIES["bert"]().to(dtype)
+    encoder = Encoder.load(given, processor=tiny.tokenizer())
+    assert {p.dtype for p in encoder.model.parameters()} == {torch.float32}
+    assert {p.dtype for p in given.parameters()} == {dtype}  # which is not ours to change
+    whole = tiny.FAMILIES["bert"]()
+    assert Encoder.load(whole, processor=tiny.tokenizer()).model is whole
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -396,6 +436,11 @@ def test_other_images_are_refused():
         encoder.batch(tiny.pictures()[0])
     with pytest.raises(ValueError, match="keeps 9 of 9 patches"):
         Encoder.load(tiny.vit_mae(mask_ratio=0.0))
+    for sizes in ({"patch_size": 5}, {"image_size": [12, 12]}):
+        model = tiny.vit_mae()
+        model.config.update(sizes)
+        with pytest.raises(ValueError, match="cannot be cut into patches"):
+            ImageEncoder(model, T.ViTImageProcessor())
     grey = T.ViTImageProcessor(image_mean=[0.5], image_std=[0.5])
     with pytest.raises(ValueError, match="normalises 1 channels"):
         Encoder.load(tiny.vit_mae(), processor=grey)

@@ -14,6 +14,7 @@ import rows
 import tiny
 import torch
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 import moiety
 from moiety.adapt.classifier import Classifier
@@ -255,6 +256,28 @@ def test_a_path_or_what_is_read_from_it_brings_its_splits(tmp_path):
     other = tune(encoder, data, test=sentences(5, seed=9), validation=sentences(5, seed=8))
     assert other.scores["train"] == tuned.scores["train"]
     assert all(other.scores[name] != tuned.scores[name] for name in ("validation", "test"))
+
+
+def test_one_table_is_split_by_the_seed(tmp_path):
+    found = sentences(60)
+    rows = zip(found.rows, found.labels.tolist())
+    (tmp_path / "all.jsonl").write_text(
+        "\n".join(json.dumps({"text": text, "label": f"c{label}"}) for text, label in rows)
+    )
+    encoder = text_encoder()
+    data = read_labelled(tmp_path / "all.jsonl", encoder, seed=1)  # as a probe sees it
+    told = tune(encoder, data, seed=1).scores
+    assert tune(encoder, tmp_path / "all.jsonl", seed=1).scores == told
+    assert tune(encoder, read_labelled(tmp_path / "all.jsonl", encoder), seed=1).scores != told
+
+
+def test_tensors_are_read_as_they_are_elsewhere():
+    images = TensorDataset(tiny.pictures(24), torch.arange(24) % 2)
+    encoder = Encoder.load(tiny.vit_mae())
+    for data in (images, {"train": images, "test": images}):
+        tuned = tune(encoder, data)
+        assert len(tuned.scores) == 2 + isinstance(data, dict)
+        assert tuned.classifier.model.config.id2label == {0: "0", 1: "1"}
 
 
 # -- kills -----------------------------------------------------------------------------------------

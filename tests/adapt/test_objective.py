@@ -123,6 +123,8 @@ def test_weights_are_compared_by_their_squares_or_by_their_largest_row():
     zero = {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}
     assert weight_error(layer, zero, "l2").item() == 5.5 + 0.0625
     assert weight_error(layer, zero, "mars").item() == 3.0 + 0.25
+    layer.weight = torch.nn.Parameter(torch.ones(3, 2, 5))  # experts: a row for each output
+    assert weight_error(layer, {**zero, "weight": torch.zeros(3, 2, 5)}, "mars").item() == 5.25
 
 
 # -- who learns ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import zipfile
 import pandas
 import pytest
 
-from moiety.tables import open_packed, read_table
+from moiety.tables import open_packed, read_lines, read_table
 
 FRAME = pandas.DataFrame({"a": [1, 2, 3], "b": ["x", "y z", 'say "w"'], "c": [0.5, None, 2.0]})
 
@@ -97,3 +97,17 @@ def test_an_archive_holds_one_table(tmp_path):
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ValueError, match=r"a.csv.zip is damaged"):
         read_table(path)
+
+
+def test_lines_of_text_and_what_is_none(tmp_path):
+    path = tmp_path / "a.txt"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        path.write_bytes("grüße\n\n zwei \n".encode(encoding))
+        assert read_lines(path) == ["grüße", "zwei"]
+    path.write_bytes(b"\x00\x01model\n weights\n")
+    with pytest.raises(ValueError, match=r"a\.txt is no text: it holds zero bytes"):
+        read_lines(path)
+    with gzip.open(tmp_path / "a.txt.gz", "wb") as file:
+        file.write(path.read_bytes())
+    with pytest.raises(ValueError, match="no text"):
+        read_lines(tmp_path / "a.txt.gz")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -66,6 +67,12 @@ class Asked:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("model", "unlabelled", "labelled", "source"):
+            if (given := getattr(self, name)) is not None:  # as a shell completes a folder
+                object.__setattr__(self, name, given.rstrip("/") or given)
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"--{name.replace('_', '-')} must be a number, got {value}")
         if self.labelled is None and self.stop == "probe":
             raise ValueError("--stop probe needs --labelled, whose training split it probes on")
         if self.labelled is None and self.method == "compare":

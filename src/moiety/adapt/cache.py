@@ -90,7 +90,7 @@ class Cache:
             return cache
         found = io.read_json(header)
         for name, value in wanted.items():
-            if found.get(name) != value:
+            if not isinstance(found, dict) or found.get(name) != value:
                 what = "another teacher" if name == "teacher" else f"another {name}"
                 raise ValueError(
                     f"{folder} caches the representations of {what}: delete it, or choose another "
@@ -153,11 +153,20 @@ class Cache:
     def whole(self) -> set[int]:
         """The chunks that are on the disk as their checksums say; lines of others are removed."""
         lines = io.read_lines(self.lines_path)
-        told = [json.loads(line) for line in lines]
-        right = [t for t in told if self._checksum(t["chunk"]) == t["sha256"]]
-        if len(right) < len(told):
-            io.write_atomic(self.lines_path, "".join(f"{json.dumps(t)}\n" for t in right))
-        return {t["chunk"] for t in right}
+        right = {line: chunk for line in lines if (chunk := self._whole(line)) is not None}
+        if len(right) < len(lines):
+            io.write_atomic(self.lines_path, "".join(f"{line}\n" for line in right))
+        return set(right.values())
+
+    def _whole(self, line: str) -> int | None:
+        """The chunk that a line tells of, if the disk holds it; a damaged line tells nothing."""
+        try:
+            told = json.loads(line)
+            chunk, checksum = told["chunk"], told["sha256"]
+            known = chunk in range(self.chunks)
+        except (ValueError, TypeError, KeyError):
+            return None
+        return chunk if known and self._checksum(chunk) == checksum else None
 
     def rows_of(self, chunk: int) -> Tensor:
         return torch.arange(chunk * self.rows, min((chunk + 1) * self.rows, self.key.shape[0]))

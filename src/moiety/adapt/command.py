@@ -89,8 +89,19 @@ def check_out(asked: Asked, out: Path) -> None:
         there = (training_part(path) if data else path).resolve()
         if here in (there, path.resolve()) or (data and there in here.parents):
             raise ValueError(f"--out {out} is where {given} is read from: choose another folder")
+    check_ours(out)
     if (out / "pretraining" / "plan.json").exists():
         settle(out, dataclasses.asdict(asked))
+
+
+def check_ours(out: Path) -> None:
+    """Raise for a folder in which another program has files of the names that are written here."""
+    plan = out / "plan.json"
+    known = io.read_json(plan) if plan.exists() else {}
+    if not (isinstance(known, dict) and ("unlabelled" in known or not plan.exists())):
+        raise ValueError(f"{plan} is not of `moiety adapt`: choose another --out")
+    if (out / "result.json").exists() and not known:
+        raise ValueError(f"{out / 'result.json'} is not of `moiety adapt`: choose another --out")
 
 
 def check_tuning(asked: Asked, opened: Opened) -> None:

@@ -10,10 +10,12 @@ Texts become token ids at once; with `folder` they are kept there and mapped int
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from ..data import Problem
@@ -65,6 +67,8 @@ def read_corpus(
     """
     if isinstance(source, Corpus):
         return source
+    if not isinstance(source, str | os.PathLike | Problem | TensorDataset | Rows):
+        source = _texts(source)
     notes: list[str] = []
     if isinstance(source, Rows):
         rows = source
@@ -78,6 +82,18 @@ def read_corpus(
     train, out = hold_out(rows, held, LEAST, seed)
     notes.append(f"{len(train)} rows to train on, {len(out)} held out by seed {seed}")
     return Corpus(encoder.kind, train, out, notes)
+
+
+def _texts(source: Any) -> list[str]:
+    """Texts in memory; a table or a tensor is none."""
+    if isinstance(source, Tensor):
+        raise ValueError("a tensor must be given as TensorDataset(data)")
+    if hasattr(source, "columns") or hasattr(source, "column_names"):
+        raise ValueError("of a table in memory give the texts, such as list(table['text'])")
+    texts = list(source) if isinstance(source, Iterable) else [source]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a list of data must hold texts")
+    return [text.strip() for text in texts if text.strip()]
 
 
 def _tokens(
@@ -109,10 +125,8 @@ def _documents(
     source: Any, column: str | None, data_dir: str | Path | None
 ) -> tuple[list[list[str]], bool, list[str]]:
     """The texts of each document, whether they are running text, and what was chosen."""
-    if isinstance(source, list | tuple):
-        if not all(isinstance(text, str) for text in source):
-            raise ValueError("a list of data must hold texts")
-        return [[text.strip() for text in source if text.strip()]], False, []
+    if isinstance(source, list):
+        return [source], False, []
     if isinstance(source, Problem) or str(source) in NAMED:
         return [problem_texts(source, data_dir)], False, []
     return read_texts(Path(source), column)
@@ -122,6 +136,8 @@ def _images(
     source: Any, wanted: Picture, column: str | None, data_dir: str | Path | None
 ) -> Images:
     """All images of a source, of the shape that the model reads."""
+    if isinstance(source, list):
+        raise ValueError("the model reads images: give a folder, an array or TensorDataset(images)")
     if isinstance(source, TensorDataset):
         return Images(fit_images(source.tensors[0], wanted))
     return Images(fit_images(read_images(source, wanted, column, data_dir), wanted))

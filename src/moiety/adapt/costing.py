@@ -133,7 +133,9 @@ def _tuning(asked: Asked, opened: Opened) -> Line:
 
 
 def _disk(asked: Asked, opened: Opened) -> int:
-    """Bytes: the initial weights, what every stage leaves, a state in flight, and the results."""
+    """Bytes: the initial weights, what every stage leaves, and a state in flight, which is written
+    beside the one before it; or, in the end, the results.
+    """
     one = sum(t.numel() * t.element_size() for t in opened.encoder.model.state_dict().values())
     stages = 1 + bool(opened.encoder.made) + 1 + (asked.method != "further") * asked.rounds
     flying = 3 + (asked.stop == "probe")  # with both moments, and the best so far
@@ -141,4 +143,4 @@ def _disk(asked: Asked, opened: Opened) -> int:
     tuned = saved - 1
     if asked.method == "compare":
         saved, tuned = 2 * len(ARMS), asked.seeds * len(ARMS)
-    return one * (stages + flying + saved + tuned)
+    return one * (stages + max(2 * flying, saved + tuned))

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from .. import io
 from ..train.state import read_state, state_bytes
@@ -99,7 +100,8 @@ def finetune(
 ) -> Tuned:
     """Train trunk and a fresh head on labelled examples, and score the last weights.
 
-    data         training rows; or a path or a `Labelled`, with a validation and a test split
+    data         training rows; or what `read_labelled` reads or gave: a path, `TensorDataset`s by
+                 split, … with a validation and a test split, drawn by `seed` where there are none
     options      of the method, see above
     test         rows, or what reads them, which is called once and after all training
     classes      their number or their names; None: those of the training labels
@@ -111,7 +113,7 @@ def finetune(
     crew         its place among trainings that take their steps together (see `together`)
     """
     encoder = model if isinstance(model, Encoder) else Encoder.load(model, processor=processor)
-    data, validation, test = _splits(data, validation, test, encoder)
+    data, validation, test = _splits(data, validation, test, encoder, seed)
     labels = check_labels(data, "training", classes)
     size = batch_size(encoder.kind, batch, len(labels))
     recipe = TuneRecipe(
@@ -158,10 +160,12 @@ def batch_size(kind: str, asked: int | None, rows: int) -> int:
     return min(BATCHES[kind] if asked is None else asked, rows)
 
 
-def _splits(data: Any, validation: Any, test: Any, encoder: Encoder) -> tuple[Any, Any, Any]:
+def _splits(
+    data: Any, validation: Any, test: Any, encoder: Encoder, seed: int
+) -> tuple[Any, Any, Any]:
     """Training and validation rows, and what reads the test split."""
-    if isinstance(data, str | Path):
-        data = read_labelled(data, encoder)
+    if isinstance(data, str | Path | dict | TensorDataset):
+        data = read_labelled(data, encoder, seed=seed)
     if not isinstance(data, Labelled):
         return data, validation, test
     later = data.test if data.read_test is not None else None

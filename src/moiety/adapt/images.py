@@ -23,8 +23,14 @@ class ImageEncoder(Encoder):
     def __init__(self, model: Any, processor: Any, made: Sequence[str] = ()) -> None:
         super().__init__(model, processor, made)
         config = model.config
-        self.shape = (config.num_channels, config.image_size, config.image_size)  # C, H, W
-        self.patches = (config.image_size // config.patch_size) ** 2
+        size, patch = config.image_size, config.patch_size
+        if not isinstance(size, int) or not isinstance(patch, int) or size % patch:
+            raise ValueError(
+                f"images of {size} pixels cannot be cut into patches of {patch}: both must be one "
+                "whole number in the model's config, the first a multiple of the second"
+            )
+        self.shape = (config.num_channels, size, size)  # C, H, W
+        self.patches = (size // patch) ** 2
         kept = int(self.patches * (1 - config.mask_ratio))
         if not 0 < kept < self.patches:
             raise ValueError(

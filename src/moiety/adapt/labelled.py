@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from ..data import Problem, Split
 from ..data.named import NAMED
-from ..data.targets import find_targets
+from ..data.targets import FEW, find_targets
 from ..tables import read_table, table_kind
 from .encoders import Encoder
 from .images import ImageEncoder
@@ -40,6 +40,7 @@ class Labelled:
     validation: Rows
     read_test: Callable[[], Rows] | None = field(default=None, repr=False)
     opened: bool = False
+    closed: bool = False  # whether its file is not even opened before
     notes: list[str] = field(default_factory=list)  # what was left out, a short line each
 
     def test(self) -> Rows:
@@ -96,6 +97,8 @@ class Reader:
         if not there.all():
             self.notes.append(f"{path.name}: {(~there).sum()} rows without {target} are left out")
         frame = frame[there]
+        if frame.empty:
+            raise ValueError(f"{path.name} holds no labelled example; add some, or remove it")
         words = [_word(value) for value in frame[target]]
         return texts_of(frame.drop(columns=target), self.text, path.name), words
 
@@ -137,6 +140,11 @@ def _from_parts(parts: dict[str, Path], reader: Reader, seed: int) -> Labelled:
     """Of files by split; that of the test is kept closed."""
     examples, words = reader.file(parts["train"])
     classes = sorted(set(words))
+    if reader.encoder.kind == "text" and len(classes) > max(FEW, len(words) / 2):
+        raise ValueError(
+            f"{parts['train'].name}: what is to be predicted has {len(classes)} different values "
+            f"in {len(words)} rows; predict a column with classes"
+        )
 
     def rows(path: Path) -> Rows:
         found, names = reader.file(path)
@@ -147,7 +155,8 @@ def _from_parts(parts: dict[str, Path], reader: Reader, seed: int) -> Labelled:
     test = parts.get("test")
     later = None if test is None else lambda: rows(test)
     # A copy: what the test would say is not known before it is opened.
-    return replace(_labelled(classes, train, given, later, seed), notes=list(reader.notes))
+    found = _labelled(classes, train, given, later, seed)
+    return replace(found, notes=list(reader.notes), closed=test is not None)
 
 
 def _from_tensors(source: dict[str, TensorDataset], reader: Reader, seed: int) -> Labelled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ def load_encoder(
     model: Any
     made: list[str] = []
     if isinstance(source, nn.Module):
-        model = source
+        model = _exact(source)
         door = _door(getattr(source, "config", None), type(source).__name__)
         if not isinstance(source, door):
             raise ValueError(
@@ -52,6 +53,16 @@ def load_encoder(
     from .text import TextEncoder
 
     return TextEncoder(model, processor or _tokenizer(source), made)
+
+
+def _exact(model: nn.Module) -> nn.Module:
+    """The model, or where it is in half precision a copy in float32, as one of a folder is.
+
+    What a step changes would be lost in half precision; `precision` is for products alone.
+    """
+    half = (torch.float16, torch.bfloat16)
+    halved = any(p.dtype in half for p in model.parameters())
+    return copy.deepcopy(model).float() if halved else model
 
 
 def _door(config: Any, name: str) -> Any:
@@ -93,6 +104,8 @@ def _from_folder(name: str, seed: int) -> tuple[Any, list[str]]:
                 output_loading_info=True,
             )
             made = _made(model, set(report["missing_keys"]), name)
+            if made:
+                _fill(model, made, door, seed)
             if "decoder.decoder_pos_embed" in made:
                 place_patches(model, decoder_only=True)
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -130,6 +143,20 @@ def _made(model: Any, missing: set[str], name: str) -> list[str]:
         if at not in trunk and not missing.isdisjoint(names):
             made.append(names[0])
     return made
+
+
+@torch.no_grad()
+def _fill(model: Any, made: list[str], door: Any, seed: int) -> None:
+    """Give what was missing the values of a new model.
+
+    `from_pretrained` calls the class's own initialisation, which leaves what only a constructor
+    sets, such as the bias of some heads, as memory happens to be.
+    """
+    with seeded(seed):
+        fresh = door(model.config)
+    values = dict(fresh.named_parameters(remove_duplicate=False))
+    for name in made:
+        model.get_parameter(name).copy_(values[name])
 
 
 def place_patches(model: Any, *, decoder_only: bool = False) -> None:

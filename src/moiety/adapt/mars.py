@@ -65,8 +65,10 @@ def row_sum(difference: Tensor) -> Tensor:
 
 def rows(weight: Tensor) -> Tensor:
     """The rows of a weight: one for each output of a linear layer or convolution, for each token
-    or place of an embedding, and for each output of each expert.
+    or place of an embedding, for each output of each expert, and for each number of a vector.
     """
+    if weight.dim() < 2:
+        return weight.reshape(-1, 1)
     return weight.flatten(1) if weight.dim() > 3 else weight.reshape(-1, weight.shape[-1])
 
 

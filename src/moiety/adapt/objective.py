@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from .mars import row_sum
 from .masks import mean_over_masked
 from .mixtures import balance_losses, gates, probs_of, routing_error, uncounted
 
@@ -238,8 +239,7 @@ def weight_error(trunk: nn.Module, wanted: dict[str, Tensor], norm: Norm) -> Ten
     # By name: many models are trained together with plain tensors in the place of parameters.
     gaps = [attrgetter(name)(trunk) - weight for name, weight in wanted.items()]
     if norm == "mars":
-        rows = [_exact(g).reshape(g.shape[0] if g.dim() else 1, -1) for g in gaps]
-        return torch.stack([r.abs().sum(1).max() for r in rows]).sum()
+        return torch.stack([row_sum(_exact(g)) for g in gaps]).sum()
     return torch.stack([_exact(g).square().sum() for g in gaps]).sum()
 
 

@@ -20,6 +20,7 @@ from .follow import Follow
 from .labelled import Labelled, read_labelled
 from .lora import check_adaptable
 from .recipe import BATCHES, RATES, WARM_STEPS, Recipe
+from .rows import are_rows
 from .together import Member
 
 Source = str | os.PathLike[str] | nn.Module | Encoder
@@ -99,7 +100,7 @@ def open_course(
 
 def _rows(data: Any, encoder: Encoder, seed: int, folder: Path | None) -> tuple[Any, Any]:
     """Rows to train on and rows held out; plain rows have no such part."""
-    if hasattr(data, "take"):
+    if are_rows(data):
         return data, None
     corpus = read_corpus(data, encoder, seed=seed, folder=folder)
     return corpus.train, corpus.held
@@ -107,7 +108,7 @@ def _rows(data: Any, encoder: Encoder, seed: int, folder: Path | None) -> tuple[
 
 def _labelled(data: Any, encoder: Encoder, seed: int) -> Any:
     """The labelled training split."""
-    if hasattr(data, "take"):
+    if are_rows(data):
         return data
     return (data if isinstance(data, Labelled) else read_labelled(data, encoder, seed=seed)).train
 

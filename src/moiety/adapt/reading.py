@@ -126,6 +126,8 @@ def read_texts(given: Path, column: str | None) -> tuple[list[list[str]], bool, 
     if table_kind(path) is None:
         if path.suffix.lower() in (*SUFFIXES, *ARRAYS):
             raise ValueError(f"{path.name} holds images, and the model reads texts")
+        if path.suffix.lower() == ".json":
+            raise ValueError(f"{path.name}: a table must be .jsonl, with an object in each line")
         return [read_lines(path)], True, chosen
     frame = read_table(path)
     column = text_column(frame, column, path.name)

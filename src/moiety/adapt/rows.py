@@ -48,6 +48,12 @@ class Rows:
         return Rows(self.store, self.chosen[rows], labels, self.classes)
 
 
+def are_rows(data: Any) -> bool:
+    """Whether data are rows already; tensors and tables have a `take` of their own."""
+    other = any(hasattr(data, word) for word in ("tolist", "columns", "column_names"))
+    return hasattr(data, "take") and not other
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Texts as token ids, one after the other; text i ends before `ends[i]`."""

@@ -109,8 +109,11 @@ def _kept(folder: str | os.PathLike[str] | None, key: str) -> Tokens | None:
     path = None if folder is None else Path(folder) / "corpus.json"
     if path is None or not path.exists() or io.read_json(path)["key"] != key:
         return None
-    mapped = np.load(path.with_name("ids.npy"), mmap_mode="r", allow_pickle=False)
-    return Tokens(mapped, np.load(path.with_name("ends.npy"), allow_pickle=False))
+    try:
+        mapped = np.load(path.with_name("ids.npy"), mmap_mode="r", allow_pickle=False)
+        return Tokens(mapped, np.load(path.with_name("ends.npy"), allow_pickle=False))
+    except (OSError, ValueError, EOFError):  # damaged: made anew
+        return None
 
 
 def _keep(folder: str | os.PathLike[str] | None, key: str, tokens: Tokens) -> Tokens:

@@ -164,7 +164,8 @@ def tell_opened(asked: Asked, opened: Opened) -> None:
         typer.echo(f"{asked.source}: {len(opened.source.held)} rows to follow what is forgotten")
     if opened.labelled is not None:
         found = opened.labelled
-        test = "a test split that stays closed to the end" if found.read_test else "no test split"
+        kept = "stays closed to the end" if found.closed else "is scored once, at the end"
+        test = f"a test split that {kept}" if found.read_test else "no test split"
         typer.echo(
             f"{asked.labelled}: {len(found.train)} examples of {len(found.classes)} classes to "
             f"train on, {len(found.validation)} to validate on; {test}"
