@@ -189,6 +189,10 @@ def test_a_cache_of_another_teacher(refused, tmp_path):
         (("--length", 99), "length must be from 3 to 23, got 99"),
         (("--text", "nocolumn"), "--text goes with a table, and there is none"),
         (("--labelled-text", "x"), "--labelled-text goes with --labelled"),
+        (
+            ("--match-routing", 0.1),
+            "--match-routing goes with a model with experts; see moiety upcycle",
+        ),
         (("--fit",), "--fit goes with images, and the model reads texts"),
         (("--warm-steps", 9), "--warm-steps goes with a model that lacks its head or decoder"),
     ],

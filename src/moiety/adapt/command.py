@@ -30,6 +30,7 @@ import torch
 from .. import io
 from ..cost import parameters
 from ..data.named import NAMED
+from ..moe import MoE
 from .asked import DISTILLATION, PRETRAINING, Asked
 from .checking import write_check
 from .classifier import Classifier
@@ -126,6 +127,8 @@ def check_idle(asked: Asked, encoder: Encoder) -> None:
         raise ValueError("--fit goes with images, and the model reads texts")
     if asked.length is not None and encoder.kind == "image":
         raise ValueError("--length goes with texts, and the model reads images")
+    if asked.match_routing and not any(isinstance(p, MoE) for p in encoder.model.modules()):
+        raise ValueError("--match-routing goes with a model with experts; see moiety upcycle")
     if asked.labelled_text is not None and encoder.kind == "image":
         raise ValueError("--labelled-text goes with texts, and the model reads images")
     tables = encoder.kind == "text" and asked.labelled is not None and asked.labelled_text is None
