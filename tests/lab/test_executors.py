@@ -2,7 +2,11 @@
 
 import os
 import random
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -224,3 +228,44 @@ def test_a_driver_waits_for_the_workers_of_one_that_was_killed(tmp_path):
     threading.Timer(0.2, leave.set).start()
     local.wait_for_workers(tmp_path)
     assert left.is_set()
+
+
+POOL = """
+import os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from moiety.lab.executors.local import die_with_parent
+
+def work(path):
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1, get_context("spawn"), die_with_parent) as pool:
+        pool.submit(work, sys.argv[1]).result()
+"""
+
+
+def test_workers_of_a_pool_die_with_it_in_the_middle_of_their_work(tmp_path):
+    (tmp_path / "pool.py").write_text(POOL)
+    pool = subprocess.Popen([sys.executable, tmp_path / "pool.py", tmp_path / "worker"])
+    found = ""
+    while not found:
+        assert pool.poll() is None
+        time.sleep(0.1)
+        found = (tmp_path / "worker").read_text() if (tmp_path / "worker").exists() else ""
+    pool.kill()
+    pool.wait()
+    end = time.monotonic() + 30
+    while is_alive(found) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not is_alive(found)
+
+
+def is_alive(pid):
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(") ")[2][0] != "Z"  # dead, and nobody has asked

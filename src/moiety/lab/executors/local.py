@@ -158,7 +158,7 @@ def _work(pipe: Connection, folder: Path) -> None:
     with _lock(folder, shared=True):
         if wait([parent.sentinel], timeout=0):  # killed while we were starting
             return
-        threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+        die_with_parent()
         while True:
             try:
                 job = pipe.recv()
@@ -167,8 +167,14 @@ def _work(pipe: Connection, folder: Path) -> None:
             pipe.send(run_job(job, store.curve, store.checkpoint, _messenger(pipe, job)))
 
 
+def die_with_parent() -> None:
+    """End this process as soon as the one that started it is gone, whatever it is doing."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+
+
 def _follow(parent: int) -> None:
-    """Die with the driver."""
     wait([parent])
     os._exit(1)
 

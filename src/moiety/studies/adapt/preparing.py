@@ -21,6 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ...lab.executors.local import die_with_parent
 from ...train import find_device
 from . import pool
 from .projection import BATCHES
@@ -71,7 +72,8 @@ def main(scale: str, device: str, workers: str, *asked: str) -> None:
     if unknown := wanted - {name for batch in BATCHES.values() for name in batch}:
         raise SystemExit(f"there is no study adapt/{min(unknown)} that needs encoders")
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(int(workers), spawn) as crew:  # it ends where a worker is killed
+    # It ends where a worker is killed, and they with it.
+    with ProcessPoolExecutor(int(workers), spawn, die_with_parent) as crew:
         for kind, batch in BATCHES.items():
             plans = encoders(scale, [name for name in batch if name in wanted])
             if not plans:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ...lab.executors.local import die_with_parent
 from ...lab.study import Settings, Study
 from ...train import find_device
 from . import adaptive_wait, cifar, mnist, replay, vision
@@ -142,7 +143,8 @@ def main(scale: str, device: str, workers: str, *names: str) -> None:
     if not jobs[0].settings.get("kept"):
         raise ValueError(f"nothing of the scale {scale!r} is kept: run the studies themselves")
     say(f"{len(jobs)} programs")
-    with ProcessPoolExecutor(int(workers), multiprocessing.get_context("spawn")) as crew:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(int(workers), spawn, die_with_parent) as crew:
         asked = [crew.submit(_work, job, device) for job in jobs]
         for number, ended in enumerate(as_completed(asked), start=1):
             name, seconds, wrong = ended.result()
