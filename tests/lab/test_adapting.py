@@ -49,6 +49,11 @@ def test_few_scored_examples_decide_nothing_however_alike_the_seeds_are():
     assert all(each.of_examples == 1 for each in said.differences)
 
 
+def test_no_two_scores_differ_by_more_than_all():
+    said = judge(answers(labels(2), 0.2, 0.5, 0.9), labels(2), metric="accuracy", margin=0.01)
+    assert [each.interval for each in said.differences] == [(-1.0, 1.0)] * 3
+
+
 def test_arms_that_answer_alike_differ_by_less_than_the_margin_only_on_many_examples():
     same = {arm: labels(4000).expand(5, -1) for arm in ARMS}
     said = judge(same, labels(4000), metric="accuracy", margin=0.01)

@@ -93,7 +93,8 @@ def judge(
         effect, interval, share = _interval(
             scores[a] - scores[b], drawn[a] - drawn[b], len(labels_N), level
         )
-        found.append(Difference(a, b, effect, interval, margin, share))
+        within = max(interval[0], -1.0), min(interval[1], 1.0)  # what two scores can differ by
+        found.append(Difference(a, b, effect, within, margin, share))
     alone = {arm: _interval(scores[arm], drawn[arm], len(labels_N), LEVEL) for arm in answers}
     best, reason = _choose(found, list(answers), margin)
     if all((a == a[:, :1]).all() for a in answers.values()):
