@@ -394,8 +394,9 @@ def test_rounds_of_self_distillation_brought_what_is_written():
 
 
 def test_studies_of_adaptation_at_a_smaller_scale_went_as_is_written():
-    on = "fashion-mnist / "
-    for head, study in (("variant", "ablation"), ("weight", "weight")):
+    image, text = "fashion-mnist / ", "scierc / "
+    each = (("variant", "ablation", image), ("weight", "weight", image), ("mixture", "moe", text))
+    for head, study, on in each:
         (written,) = tables("adapt.md", f"| {head}, scale small |")
         assert [on + arm for arm in written] == list(means(f"adapt-{study}"))
         for arm, (score, interval) in written.items():
@@ -410,7 +411,7 @@ def test_studies_of_adaptation_at_a_smaller_scale_went_as_is_written():
         study = "adapt-low-resource" if head == "labels" else "adapt-steps"
         for row, cells in written.items():
             for arm, (score, interval) in zip(arms, (cells[:2], cells[2:])):
-                found = spread(study, on + arm.format(row))
+                found = spread(study, image + arm.format(row))
                 assert near([score, *ends(interval)], found), (head, row, arm)
 
 
@@ -430,7 +431,7 @@ def test_losses_and_contrast_at_a_smaller_scale_went_as_is_written():
 def test_claims_of_adaptation_came_out_as_is_written():
     """Words and differences as in docs/claims.md, which has a test; each claim once."""
     ledger, told, asked = (ROOT / "docs" / "claims.md").read_text(), {}, 0
-    smaller = ("ablation", "steps", "weight", "low-resource", "gap", "supcon", "text")
+    smaller = ("ablation", "steps", "weight", "low-resource", "gap", "supcon", "text", "moe")
     for study in ("images", "rounds", *smaller):
         row = rf"^\| adapt/({study} \d+: .*?) \| \*\*(\w+)\*\* \| (.*?) \|"
         found = re.findall(row, ledger, re.M)

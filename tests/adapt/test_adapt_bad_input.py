@@ -338,7 +338,7 @@ def test_a_refused_command_can_be_put_right_in_the_same_folder(refused, given, t
     (tmp_path / "empty.txt").write_text("")
     refused("roberta", tmp_path / "empty.txt")
     refused("roberta", "texts.txt", "--lr", -1)
-    assert "has no MoE layer" in refused("roberta", "texts.txt", "--match-routing", 0.1)
+    assert "with experts" in refused("roberta", "texts.txt", "--match-routing", 0.1)
     words = ["--model", given / "roberta", "--unlabelled", given / "texts.txt", *SHORT]
     assert asking.run(*words, "--out", tmp_path / "out") == 0, capsys.readouterr()
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["steps"] == 2
