@@ -41,6 +41,9 @@ def given(tmp_path_factory):
     folder = tmp_path_factory.mktemp("given")
     asking.roberta(folder / "roberta")
     asking.roberta(folder / "headless", trunk=True)
+    mixture = encoders.Encoder.load(folder / "roberta")
+    mixture.model = moiety.upcycle(mixture.model, experts=2, router="top-k", k=1)
+    mixture.save(folder / "mixture")
     asking.vit_mae(folder / "mae")
     asking.texts(folder / "texts.txt")
     asking.tables(folder / "labelled")
@@ -288,11 +291,8 @@ def test_the_check_of_the_guide_holds(adapt, tmp_path, monkeypatch):
     assert names["gap"] <= 1e-5
 
 
-def test_an_upcycled_model_is_loaded_by_moiety(adapt, given, tmp_path):
-    encoder = encoders.Encoder.load(given / "roberta")
-    encoder.model = moiety.upcycle(encoder.model, experts=2, router="top-k", k=1)
-    encoder.save(tmp_path / "mixture")
-    words = ("--model", tmp_path / "mixture", "--unlabelled", "texts.txt", *SHORT)
+def test_an_upcycled_model_is_loaded_by_moiety(adapt, tmp_path):
+    words = ("--model", "mixture", "--unlabelled", "texts.txt", *SHORT)
     adapt(*words, "--labelled", "labelled", *TUNED, "--out", tmp_path / "out")
     told = load_file(tmp_path / "out" / "check.safetensors")
     for name in ("adapted", "classifier"):
@@ -387,7 +387,7 @@ class StopHereError(Exception):
         (("--mae-weight", 0.5), "mae_weight", 0.5),
         (("--distill-weight", 2), "distill_weight", 2.0),
         (("--distill-every", 2), "distill_every", 2),
-        (("--match-routing", 0.1), "match_routing", 0.1),
+        (("--model", "mixture", "--match-routing", 0.1), "match_routing", 0.1),
         (("--cache-limit", "2MB"), "cache_limit", 2_000_000),
         (("--cache-limit", "0"), "cache", False),
         (("--model", "headless", "--warm-steps", 7), "warm_steps", 7),
