@@ -3,7 +3,8 @@
     encoder = Encoder.load("roberta/")                  # or a model in memory, with processor=
     batch = encoder.batch(texts)                        # tensors on the model's device
     mask = encoder.mask(batch, generator)               # what to hide, all its lots drawn
-    encoder.masked(batch, mask).loss                    # eq. (2) of digest 3
+    encoder.masked_loss(batch, mask)                    # eq. (2) of digest 3
+    encoder.masked(batch, mask)                         # the same, with all predictions
     encoder.represent(batch).features                   # [B, L, D] of the unmasked input
 
 The encoder is what transformers calls `base_model` (the trunk); head or decoder is all the rest.
@@ -32,6 +33,7 @@ Batch = dict[str, Tensor]
 NO_FUNCTION = {"architectures", "transformers_version", "dtype", "torch_dtype"}  # of a config
 FEW = 2  # examples whose FLOPs are counted
 MASK = "mask"  # the name of a mask among the tensors of its batch
+PLACES = "places"  # and of the places of text that it hides, flat, where they are there: `rounded`
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,10 @@ class Encoder(ABC):
     def masked(self, batch: Batch, mask: Tensor) -> Masked:
         """Predict what is hidden."""
 
+    def masked_loss(self, batch: Batch, mask: Tensor) -> Tensor:
+        """The loss of `masked`, with no more predicted than it asks for."""
+        return self.masked(batch, mask).loss
+
     @abstractmethod
     def represent(self, batch: Batch) -> Represented:
         """Run the trunk alone on the unmasked input."""
@@ -121,7 +127,7 @@ class Encoder(ABC):
 
     def rounded(self, batch: Batch, length: int | None = None) -> Batch:
         """The batch, which may hold a mask, with so much padding that few shapes occur; or padded
-        to a length."""
+        to a length. With a mask it also holds the places that are hidden, and room for more."""
         return batch
 
     def sees_padding(self) -> bool:

@@ -100,7 +100,7 @@ def held_loss(encoder: Encoder, rows: Any, seed: int) -> float:
     for number, batch in enumerate(batches(encoder, rows)):
         generator = torch.Generator().manual_seed(step_seed(seed, number))
         size = len(next(iter(batch.values())))
-        total += encoder.masked(batch, encoder.mask(batch, generator)).loss.double() * size
+        total += encoder.masked_loss(batch, encoder.mask(batch, generator)).double() * size
     return float(total) / len(rows)
 
 

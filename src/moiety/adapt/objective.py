@@ -180,9 +180,13 @@ class Objective:
         told: dict[str, Tensor],
     ) -> Tensor:
         with balance_losses(student.model) as terms:
-            masked = student.masked(batch, masks)
-        told["masked"] = masked.loss.detach()
-        loss = self.mae_weight * sum((t.to(masked.loss.device) for t in terms), masked.loss)
+            if target is None:
+                asked = student.masked_loss(batch, masks)
+            else:
+                masked = student.masked(batch, masks)
+                asked = masked.loss
+        told["masked"] = asked.detach()
+        loss = self.mae_weight * sum((t.to(asked.device) for t in terms), asked)
         if target is not None:
             assert target.values is not None
             error = prediction_error(student.kind, masked, target.values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from .encoders import MASK, Batch, Encoder, Masked, Represented
-from .masks import mean_over_masked, token_mask
+from .encoders import MASK, PLACES, Batch, Encoder, Masked, Represented
+from .follow import at_rest
+from .masks import RATE, mean_over_masked, token_mask
 
 LENGTH = 128  # tokens of a row where nothing else is said
 ENDLESS = 10**6  # tokens
@@ -39,6 +41,7 @@ class TextEncoder(Encoder):
         self.words = torch.tensor(words)  # that may be shown in the place of another
         known = (processor.pad_token_id, getattr(model.config, "pad_token_id", None), 0)
         self.pad = next(id for id in known if id is not None)
+        self.by_place = self._predicts_by_place()
 
     def row_length(self, length: int | None = None) -> int:
         """The tokens of a row: what was asked for, if the model reads so many and one fits in."""
@@ -102,12 +105,17 @@ class TextEncoder(Encoder):
         present = batch["input_ids"].shape[1]
         more = (length or min(-(-present // ROUND) * ROUND, self.longest)) - present
         values = {"input_ids": self.pad, "special_tokens_mask": True, MASK: -1}
-        return {
+        padded = {
             name: F.pad(t, (0, 0) * (t.dim() - 2) + (0, more), value=values.get(name, 0))
             if t.dim() > 1
             else t
             for name, t in batch.items()
         }
+        if MASK in padded:
+            seen = (padded[MASK] < 0).flatten().to(torch.uint8)
+            most = room(*padded[MASK].shape)
+            padded[PLACES] = seen.argsort(stable=True)[:most]  # the hidden ones come first
+        return padded
 
     def mask(self, batch: Batch, generator: torch.Generator) -> Tensor:
         ids = batch["input_ids"]
@@ -123,6 +131,24 @@ class TextEncoder(Encoder):
         losses = F.cross_entropy(exact.flatten(0, 1), wanted.flatten(), reduction="none")
         return Masked(mean_over_masked(losses.view_as(ids), where), logits, ids, where)
 
+    def masked_loss(self, batch: Batch, mask: Tensor) -> Tensor:
+        """Only hidden places go through the head: most of what a small model of many words does,
+        and of the memory that it takes, is to predict the others.
+        """
+        if not self.by_place:
+            return super().masked_loss(batch, mask)
+        ids, where = batch["input_ids"], mask >= 0
+        places = batch.get(PLACES)
+        if places is None:
+            places = where.flatten().nonzero().squeeze(1)
+        with only_at(places, self.trunk):
+            shown = torch.where(where, mask, ids)
+            logits = self.model(input_ids=shown, attention_mask=batch["attention_mask"]).logits[0]
+        exact = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        losses = F.cross_entropy(exact, ids.flatten()[places], reduction="none")
+        spread = losses.new_zeros(ids.numel()).scatter(0, places, losses)
+        return mean_over_masked(spread.view_as(ids), where)
+
     def represent(self, batch: Batch) -> Represented:
         real = batch["attention_mask"]
         features = self.trunk(input_ids=batch["input_ids"], attention_mask=real)[0]
@@ -134,20 +160,70 @@ class TextEncoder(Encoder):
 
         Models that do not mask (FNet), or convolve over tokens (ConvBERT), do.
         """
+        long, short = self._drawn()
+        with at_rest(self.model):
+            alone = self.represent(self.batch([short])).features[0]
+            beside = self.represent(self.batch([short, long])).features[0, : len(short)]
+        return not _alike(alone, beside)
+
+    @torch.no_grad()
+    def _predicts_by_place(self) -> bool:
+        """Measured: whether the head reads each place by itself, and so may be given some alone.
+
+        That of Perceiver reads all of a text.
+        """
+        batch = self.batch(self._drawn())
+        words = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        length = words["input_ids"].shape[1]
+        places = torch.tensor([length - 1, length], device=self.device)  # of both texts
+        with at_rest(self.model):
+            wanted = self.model(**words).logits.flatten(0, 1)[places]
+            try:
+                with only_at(places, self.trunk):
+                    some = self.model(**words).logits
+            except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+                return False  # it wants rows of its own form
+        return some.shape[1:] == wanted.shape and _alike(wanted, some[0])
+
+    def _drawn(self) -> tuple[Tensor, Tensor]:
+        """Tokens of a long text and of a short one, always the same."""
         length = min(self.longest, 12)
         lots = torch.Generator().manual_seed(0)
         drawn = torch.randint(len(self.words), (2, length), generator=lots)
-        long, short = self.words[drawn[0]], self.words[drawn[1, : length // 2]]
-        modes = {part: part.training for part in self.model.modules()}
-        self.model.eval()
-        alone = self.represent(self.batch([short])).features[0]
-        beside = self.represent(self.batch([short, long])).features[0, : len(short)]
-        for part, training in modes.items():
-            part.training = training
-        return not torch.allclose(alone, beside, rtol=1e-3, atol=1e-3 * float(alone.std()))
+        return self.words[drawn[0]], self.words[drawn[1, : length // 2]]
 
     def input_key(self) -> str:
         return json.dumps({"kind": "text", "pad": self.pad})
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.std()))
+
+
+def room(rows: int, length: int) -> int:
+    """Hidden places that there are at most in such a batch: one a row, which has at least one, and
+    ten deviations more than the mean of the others.
+    """
+    count = rows * length
+    return min(count, rows + math.ceil(count * RATE + 10 * math.sqrt(count * RATE * (1 - RATE))))
+
+
+@contextmanager
+def only_at(places: Tensor, trunk: nn.Module) -> Iterator[None]:
+    """Inside, what comes after the trunk sees these places alone, as one row: `[1, K, D]`."""
+
+    def pick(_: nn.Module, __: Any, output: Any) -> Any:
+        states = output[0].flatten(0, 1)[places][None]
+        if isinstance(output, tuple):
+            return (states, *output[1:])
+        output[next(iter(output))] = states
+        return output
+
+    handle = trunk.register_forward_hook(pick)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager
