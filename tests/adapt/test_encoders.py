@@ -11,8 +11,10 @@ import transformers as T
 from torch.nn import functional as F
 
 import moiety
-from moiety.adapt.encoders import Encoder, layer_of
+from moiety.adapt.encoders import MASK, PLACES, Encoder, layer_of
 from moiety.adapt.images import ImageEncoder
+from moiety.adapt.masks import token_mask
+from moiety.adapt.text import room
 from moiety.train import seeded
 
 EVERY = [*tiny.FAMILIES, "vit-mae"]
@@ -288,6 +290,90 @@ def test_roberta_keeps_two_places_for_itself():
     encoder.represent(encoder.batch([" ".join(tiny.WORDS)]))  # cut, not out of range
     with pytest.raises(ValueError, match="has 23 tokens, and the model reads at most 22"):
         encoder.batch([[5] * 23])
+
+
+# -- hidden places alone --------------------------------------------------------------------------
+
+
+def gradients(encoder):
+    return {n: p.grad for n, p in encoder.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_the_masked_loss_needs_the_hidden_places_alone(family):
+    encoder = made(family)
+    batch = encoder.batch(tiny.texts(6))
+    mask = encoder.mask(batch, generator())
+    wanted = encoder.masked(batch, mask)
+    wanted.loss.backward()
+    slopes = gradients(encoder)
+    encoder.model.zero_grad()
+    rows = []
+    words = encoder.model.get_output_embeddings()
+    hook = words.register_forward_hook(lambda _, __, made: rows.append(made.flatten(0, -2).shape))
+    found = encoder.masked_loss(batch, mask)
+    hook.remove()
+    assert rows == [(int(wanted.where.sum()), tiny.VOCABULARY)]
+    found.backward()
+    torch.testing.assert_close(found, wanted.loss)
+    assert gradients(encoder).keys() == slopes.keys()
+    for name, slope in gradients(encoder).items():
+        torch.testing.assert_close(slope, slopes[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_a_rounded_batch_has_room_for_all_that_is_hidden(family):
+    encoder = made(family)
+    batch = encoder.batch(tiny.texts(40))
+    mask = encoder.mask(batch, generator())
+    rounded = encoder.rounded({**batch, MASK: mask}, length=20)
+    shown, places = rounded.pop(MASK), rounded[PLACES]
+    assert places.shape == (room(40, 20),) and len(places.unique()) == len(places) < 40 * 20
+    hidden = (shown >= 0).flatten().nonzero().squeeze(1)
+    assert torch.equal(places[: len(hidden)], hidden)
+    torch.testing.assert_close(
+        encoder.masked_loss(rounded, shown), encoder.masked(batch, mask).loss
+    )
+    again = encoder.rounded({**rounded, MASK: shown}, length=22)  # places move with the length
+    torch.testing.assert_close(
+        encoder.masked_loss(again, again[MASK]), encoder.masked(batch, mask).loss
+    )
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 3), (2, 12), (64, 8), (16, 64), (64, 64)])
+def test_no_batch_hides_more_than_there_is_room_for(rows, length):
+    ids = torch.ones(rows, length, dtype=torch.long)
+    words, lots = torch.arange(5), generator()
+    most = max(int((token_mask(ids, ids > 0, words, 4, lots) >= 0).sum()) for _ in range(300))
+    assert most <= room(rows, length) <= rows * length
+    assert rows * length < 1000 or room(rows, length) < 0.36 * rows * length
+
+
+class ReadsAll(T.BertForMaskedLM):
+    """Its head adds the mean of all places to each."""
+
+    def forward(self, **words):
+        made = super().forward(**words)
+        made.logits = made.logits + made.logits.mean(1, keepdim=True)
+        return made
+
+
+class WantsItsRows(T.BertForMaskedLM):
+    """Its head asks for as many rows as texts."""
+
+    def forward(self, **words):
+        made = super().forward(**words)
+        made.logits = made.logits.view(*words["input_ids"].shape, -1)
+        return made
+
+
+@pytest.mark.parametrize("kind", [ReadsAll, WantsItsRows])
+def test_a_head_that_reads_more_than_its_place_is_given_all(kind):
+    encoder = Encoder.load(kind(T.BertConfig(**tiny.TEXT)).eval(), processor=tiny.tokenizer())
+    assert not encoder.by_place and made("bert").by_place
+    batch = encoder.batch(tiny.texts(6))
+    mask = encoder.mask(batch, generator())
+    assert torch.equal(encoder.masked_loss(batch, mask), encoder.masked(batch, mask).loss)
 
 
 # -- images ---------------------------------------------------------------------------------------
