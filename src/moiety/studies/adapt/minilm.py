@@ -19,13 +19,21 @@ from .tables import FINE_TUNING, FURTHER, SELF, VARIES, adapt_study, arms_of
 METHODS = {"fine-tuning": FINE_TUNING, "further pre-training": FURTHER, "self-distillation": SELF}
 SET = TEXTS[1]
 SEEDS = 5
+RATE = {"adapt_lr": 1e-4}  # the paper's, for a model of that kind
+SHORT = {  # what two cores carry in an hour; an epoch of the labelled texts at most in each stage
+    "adapt_steps": 100,
+    "adapt_batch": 32,
+    "adapt_warm_steps": 100,
+    "tune_steps": 100,
+    "tune_batch": 16,
+}
 
 
 def scale(name: str) -> Scale:
     if name == "smoke":
         return SCALES[name]
     found = of_seeds(SCALES[name], SEEDS)
-    text = {**found.settings["text"], "adapt_lr": 1e-4}  # the paper's, for a model of that kind
+    text = {**found.settings["text"], **RATE, **(SHORT if name == "small" else {})}
     return replace(found, settings={**found.settings, "text": text, "model": MINILM})
 
 

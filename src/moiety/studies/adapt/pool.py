@@ -10,6 +10,8 @@ it.
 
     sources.folder()/<source>/<target>-<key>/             a plan: the encoder, adapted.json (last)
     sources.folder()/<source>/<target>-<key>/course/      where its training is now
+
+A source without a head of its own gets one, warmed up once and kept in such a folder, too.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ... import io
 from ...adapt import further_pretrain, self_distill
 from ...adapt.encoders import Encoder
-from ...adapt.recipe import Diverged
+from ...adapt.heads import warm_up
+from ...adapt.recipe import WARM_STEPS, Diverged
 from ...adapt.rows import Rows
 from ...adapt.together import Member, together
 from ...train import seeded
@@ -166,6 +169,8 @@ def plan_of(settings: Mapping[str, Any]) -> Plan | None:
     own = settings[kind]
     stage = {word: own[f"adapt_{word}"] for word in TRAINED}
     stage["steps"] = max(round(own["adapt_steps"] * settings.get("times", 1)), 1)
+    if "adapt_warm_steps" in own:
+        stage["warm_steps"] = own["adapt_warm_steps"]
     if settings["adapt"] == "supcon":
         return {"stage": "supcon", **stage}
     plan = {"stage": "further", **stage}
@@ -265,6 +270,8 @@ def _adapted(home: Path, case: Case, plan: Plan, crew: Member | None) -> None:
     encoder = case.start()
     # The paper's unlabelled data: those that have labels, without them.
     rows = case.rows(encoder, case.open().labelled(case.seed, case.labels))
+    if encoder.made:
+        encoder = _warm(case, rows, plan.get("warm_steps", WARM_STEPS))
     words = {word: plan[word] for word in (*TRAINED, *MATCHED, "steps") if word in plan}
     words["seed"] = case.seed
     course: dict[str, Any] = {"out": home / "course", "checks": 1, "capture": CAPTURE}
@@ -278,6 +285,17 @@ def _adapted(home: Path, case: Case, plan: Plan, crew: Member | None) -> None:
         teacher = adapted(case, plan["teacher"]).model.state_dict()
         made = self_distill(encoder, rows, teacher=teacher, **words, **course).encoder
     made.to("cpu").save(home)
+
+
+def _warm(case: Case, rows: Rows, steps: int) -> Encoder:
+    """The encoder that every plan starts from, with a head that was warmed up."""
+    home = case.home({"stage": "warm-up", "steps": steps})
+    with held([home]):
+        if not (home / "config.json").exists():  # what `save` writes last
+            encoder = case.start().copy()
+            warm_up(encoder, rows, steps=steps, seed=case.seed)
+            encoder.to("cpu").save(home)
+    return Encoder.load(home).to(case.device)
 
 
 def key_of(asked: Mapping[str, Any]) -> str:
