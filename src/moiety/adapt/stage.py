@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from .. import io
 from ..train.draws import step_seed
 from ..train.fit import seeded
+from ..train.saving import Saving
 from ..train.state import read_state, state_bytes
 from .encoders import MASK, Batch, Encoder
 from .follow import Follow
@@ -50,7 +51,6 @@ from .trained import (
 
 ORDER, MASKS, NOISE, ADAPTERS = 1, 2, 3, 4  # what a seed is used for
 TOLD = 0.2  # seconds between two words of how far it is
-SHARE = 20  # a large model trains at least so many times as long as it is being saved
 # What a teacher says of its layers and of its parameters, among the tensors of a step.
 PROBS, WEIGHTS = "probs ", "weights "
 FURTHER = Objective(distill_weight=0.0)  # eq. 2 alone
@@ -107,8 +107,8 @@ class Stage:
             self.encoder.model.load_state_dict(done.state)
             return done
         self._begin()
-        started = saved = told = time.monotonic()
-        pause, before = self.save_every, self.seconds
+        started = told = time.monotonic()
+        saving, before = Saving(self.save_every), self.seconds
         with seeded(step_seed(self.seed, NOISE), self.encoder.device):
             if not self.history:
                 self.look()
@@ -124,10 +124,8 @@ class Stage:
                     with keeping(self._save if self.folder else None):
                         self.tick(self.name, self.step / self.recipe.steps)
                     told = now
-                if self.folder and now - saved >= pause and not self.over:
-                    self._save()
-                    saved = time.monotonic()
-                    pause = self.save_every and max(self.save_every, SHARE * (saved - now))
+                if self.folder and saving.due and not self.over:
+                    saving(self._save)
         return self._end()
 
     @property

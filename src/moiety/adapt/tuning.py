@@ -27,6 +27,7 @@ from .. import io
 from ..train.draws import step_seed
 from ..train.fit import seeded
 from ..train.graph import repeatable
+from ..train.saving import Saving
 from ..train.state import read_state, state_bytes
 from .classifier import Classifier, parameter_groups
 from .mars import Mars
@@ -41,7 +42,6 @@ from .trained import keeping
 
 ORDER, DROPOUT, NOISE = 11, 12, 13  # what a seed is used for
 CLIP = 1.0  # of the norm of the gradient
-SHARE = 20  # a large model trains at least so many times as long as it is being saved
 TOLD = 0.2  # seconds between two words of how far it is
 
 
@@ -173,8 +173,8 @@ class Tuning:
     def run(self, tick: Callable[[float], None] | None = None) -> None:
         """Train, or go on, to the end; the model is left in eval mode."""
         self._begin()
-        started = saved = told = time.monotonic()
-        pause, before = self.save_every, self.seconds
+        started = told = time.monotonic()
+        saving, before = Saving(self.save_every), self.seconds
         with seeded(0, self.device):
             while self.step < self.recipe.steps:
                 self.advance()
@@ -186,10 +186,8 @@ class Tuning:
                     with keeping(self._save if self.folder else None):
                         tick(self.step / self.recipe.steps)
                     told = now
-                if self.folder and now - saved >= pause:
-                    self._save()
-                    saved = time.monotonic()
-                    pause = self.save_every and max(self.save_every, SHARE * (saved - now))
+                if self.folder and saving.due:
+                    saving(self._save)
         if self.folder:
             self._save()  # what follows, scores and files, may be killed too
         self.repeated = self._change  # graphs hold memory

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import islice
@@ -25,6 +24,7 @@ from torch.optim import Optimizer
 from ..moe import MoE
 from ..train.draws import step_seed
 from ..train.fit import _batches, seeded
+from ..train.saving import Saving
 from ..watch import watch
 from .data import Examples
 
@@ -34,7 +34,6 @@ METHODS: dict[str, tuple[Any, float]] = {  # and their usual learning rates
     "adam": (torch.optim.Adam, 1e-3),
     "adamw": (torch.optim.AdamW, 1e-3),
 }
-SHARE = 20  # a large model trains at least so many times as long as it is being saved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +160,7 @@ class Fit:
     ) -> None:
         """Train to the end; `save` is called now and then, and what it saved leads to the same."""
         batches = _batches(len(self.train), self.training.batch, self.training.epochs, self.seed)
-        last, pause = time.monotonic(), self.training.save_every
+        saving = Saving(self.training.save_every)
         with seeded(self.seed, self.device):
             for rows in islice(batches, self.step, None):
                 if self.over:
@@ -169,10 +168,8 @@ class Fit:
                 self._advance(rows)
                 if self.step % self.per_epoch == 0 or self.step >= self.last:
                     self._check()
-                if save and (start := time.monotonic()) - last >= pause:
-                    save()
-                    last = time.monotonic()
-                    pause = pause and max(self.training.save_every, SHARE * (last - start))
+                if save and saving.due:
+                    saving(save)
                 if tick:
                     tick(self.step / self.last)
         self._finish()

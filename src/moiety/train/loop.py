@@ -14,9 +14,9 @@ checkpoint or follows from seed and step: weights, optimizer, random numbers, th
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -27,9 +27,9 @@ from ..watch import watch
 from .draws import step_seed
 from .fit import seeded
 from .graph import Graph, capture, repeatable
+from .saving import Saving
 
 WARM = 3  # steps before one is captured, for what libraries set up once
-SHARE = 20  # a large model trains at least so many times as long as it is being saved
 
 
 class Curve(Protocol):
@@ -128,7 +128,7 @@ def train(
             run.restore(saved)
         if curve:
             curve.rewind(run.step)
-        last, pause = time.monotonic(), save_every
+        saving = Saving(save_every)
         while run.step < recipe.steps:
             run.advance()
             if not run.at_point:
@@ -136,10 +136,8 @@ def train(
             values = run.point()
             if curve:
                 curve.append(run.step, **values)
-            if checkpoint and (start := time.monotonic()) - last >= pause:
-                checkpoint.save(run.state())
-                last = time.monotonic()
-                pause = save_every and max(save_every, SHARE * (last - start))
+            if checkpoint and saving.due:
+                saving(partial(checkpoint.save, run.state()))
             if tick:
                 tick(run.step / recipe.steps)
     return run.finish()
