@@ -2,6 +2,7 @@
 
     python benchmarks/adapt.py --device cuda --out results/adapt_gpu.json
     python benchmarks/adapt.py --model tiny-image --examples 128 --steps 4 --rounds 1
+    python benchmarks/adapt.py --model minilm --precision bfloat16 --out results/adapt_cpu.json
 
 For models with random weights and data without meaning, of the shapes that people adapt:
 
@@ -11,6 +12,8 @@ time ÷ FLOPs        time of a cached step over that of further pre-training, ov
                     counted FLOPs: at most 1.15
 build ÷ pass        the time until the cache can be read, and one pass of the teacher over the same
                     examples: at most 1.1; a part of it is the teacher's name, a hash of its weights
+ours ÷ transformers a step of further pre-training of text, and the same step by the loss of the
+                    model's own class, whose head reads all places and not the hidden ones alone
 
 Every round times each of them once, in turn; what counts is the median of the rounds. `--capture`
 repeats steps as CUDA graphs; without it small models are bound by launches, whose number is not
@@ -27,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +39,14 @@ import torch
 from moiety.adapt import Encoder, Objective, place_patches
 from moiety.adapt.cache import batches, look_through
 from moiety.adapt.course import Course
+from moiety.adapt.encoders import Batch
 from moiety.adapt.follow import Follow
 from moiety.adapt.objective import Target
 from moiety.adapt.recipe import Recipe
 from moiety.adapt.rows import Images, Rows, Tokens
 from moiety.adapt.stage import FURTHER, Stage
 from moiety.adapt.teachers import Teacher, frozen, make_teacher
+from moiety.adapt.trained import whole_state
 from moiety.io import write_json
 
 LIMITS = {"cached ÷ constant": 1.05, "time ÷ FLOPs": 1.15, "build ÷ pass": 1.1}
@@ -54,6 +60,8 @@ MODELS: dict[str, dict[str, Any]] = {
                      "batch": 128, "examples": 8192},
     "tiny-text": {"kind": "text", "length": 128, "words": 8192, "dim": 256, "depth": 6,
                   "batch": 64, "examples": 16384},
+    "minilm": {"kind": "text", "length": 64, "words": 30522, "dim": 384, "depth": 6,
+               "batch": 32, "examples": 2048},
 }  # fmt: skip
 
 
@@ -163,6 +171,9 @@ def measure(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
     wanted = cached.ask(torch.arange(batch), first, first.get("input_ids"))
     teachers = {"cached": cached, "constant": Constant(teacher_of, objective, wanted)}
     stages = {"further": stage(encoder, rows, recipe, args)}
+    if shape["kind"] == "text":
+        stages["transformers"] = peer = stage(encoder, rows, recipe, args)
+        peer.encoder.masked_loss = partial(usual_loss, peer.encoder.model)
     for word, teacher in teachers.items():
         stages[word] = stage(encoder, rows, recipe, args, objective=objective, teacher=teacher)
     times: dict[str, list[float]] = {word: [] for word in stages}
@@ -182,10 +193,17 @@ def stage(
     encoder: Encoder, rows: Rows, recipe: Recipe, args: argparse.Namespace, **more: Any
 ) -> Stage:
     own = encoder.copy()
-    words = {"seed": 0, "initial": own.model.state_dict(), "capture": args.capture, **more}
+    words = {"seed": 0, "initial": whole_state(own.model), "capture": args.capture, **more}
     made = Stage("step", own, rows, recipe, **{"objective": FURTHER, **words})
     made._begin()
     return made
+
+
+def usual_loss(model: Any, batch: Batch, mask: torch.Tensor) -> torch.Tensor:
+    """The masked loss as transformers has it: over all hidden places of the batch alike."""
+    ids, where = batch["input_ids"], mask >= 0
+    shown, labels = torch.where(where, mask, ids), ids.masked_fill(~where, -100)
+    return model(input_ids=shown, attention_mask=batch["attention_mask"], labels=labels).loss
 
 
 def advance(each: Stage, steps: int) -> None:
@@ -204,6 +222,8 @@ def told(
         "time ÷ FLOPs": middle["cached"] / middle["further"] / ratio,
         "build ÷ pass": statistics.median(builds) / statistics.median(passes),
     }
+    if "transformers" in middle:
+        ratios["ours ÷ transformers"] = middle["further"] / middle["transformers"]
     return {
         "ms a step": {word: round(1000 * each, 3) for word, each in middle.items()},
         "ms of the rounds": {w: [round(1000 * t, 3) for t in each] for w, each in times.items()},
