@@ -361,6 +361,18 @@ def test_self_distillation_takes_what_was_measured():
         assert near([cell.removesuffix(" ×") for cell in row], told), name
 
 
+def test_a_step_on_two_cores_takes_what_was_measured():
+    found = json.loads((ROOT / "results" / "adapt_cpu.json").read_text())["models"]
+    (written,) = tables("adapt.md", "| two cores |")
+    assert set(found) == {"minilm", "tiny-text"} and len(written) == 2
+    for row, one in zip(written.values(), found.values()):
+        ms, ratios = one["ms a step"], one["ratios"]
+        told = [one["FLOPs ratio"], ms["cached"] / ms["further"], ratios["cached ÷ constant"]]
+        told += [ratios["build ÷ pass"], ratios["ours ÷ transformers"]]
+        assert near([cell.removesuffix(" ×") for cell in row], told)
+        assert all(one["pass"].values()) and ratios["ours ÷ transformers"] < 0.8
+
+
 def spread(study, arm, metric="score"):
     """The mean over the seeds, and the ends of its interval."""
     values = by_seed(study, arm)[metric]
