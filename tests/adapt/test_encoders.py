@@ -2,6 +2,7 @@
 
 import copy
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ from torch.nn import functional as F
 
 import moiety
 from moiety.adapt.encoders import MASK, PLACES, Encoder, layer_of
+from moiety.adapt.follow import held_loss
 from moiety.adapt.images import ImageEncoder
 from moiety.adapt.masks import token_mask
+from moiety.adapt.objective import Objective
+from moiety.adapt.rows import Rows, Tokens
+from moiety.adapt.stage import FURTHER
 from moiety.adapt.text import room
 from moiety.train import seeded
 
@@ -299,6 +304,16 @@ def gradients(encoder):
     return {n: p.grad for n, p in encoder.model.named_parameters() if p.grad is not None}
 
 
+@contextmanager
+def predicted(encoder):
+    """The shapes of what the head says, call by call."""
+    shapes = []
+    words = encoder.model.get_output_embeddings()
+    hook = words.register_forward_hook(lambda _, __, made: shapes.append(made.shape[:-1].numel()))
+    yield shapes
+    hook.remove()
+
+
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_the_masked_loss_needs_the_hidden_places_alone(family):
     encoder = made(family)
@@ -308,12 +323,9 @@ def test_the_masked_loss_needs_the_hidden_places_alone(family):
     wanted.loss.backward()
     slopes = gradients(encoder)
     encoder.model.zero_grad()
-    rows = []
-    words = encoder.model.get_output_embeddings()
-    hook = words.register_forward_hook(lambda _, __, made: rows.append(made.flatten(0, -2).shape))
-    found = encoder.masked_loss(batch, mask)
-    hook.remove()
-    assert rows == [(int(wanted.where.sum()), tiny.VOCABULARY)]
+    with predicted(encoder) as shapes:
+        found = encoder.masked_loss(batch, mask)
+    assert shapes == [int(wanted.where.sum())]
     found.backward()
     torch.testing.assert_close(found, wanted.loss)
     assert gradients(encoder).keys() == slopes.keys()
@@ -331,9 +343,10 @@ def test_a_rounded_batch_has_room_for_all_that_is_hidden(family):
     assert places.shape == (room(40, 20),) and len(places.unique()) == len(places) < 40 * 20
     hidden = (shown >= 0).flatten().nonzero().squeeze(1)
     assert torch.equal(places[: len(hidden)], hidden)
-    torch.testing.assert_close(
-        encoder.masked_loss(rounded, shown), encoder.masked(batch, mask).loss
-    )
+    with predicted(encoder) as shapes:
+        found = encoder.masked_loss(rounded, shown)
+    assert shapes == [room(40, 20)]
+    torch.testing.assert_close(found, encoder.masked(batch, mask).loss)
     again = encoder.rounded({**rounded, MASK: shown}, length=22)  # places move with the length
     torch.testing.assert_close(
         encoder.masked_loss(again, again[MASK]), encoder.masked(batch, mask).loss
@@ -347,6 +360,54 @@ def test_no_batch_hides_more_than_there_is_room_for(rows, length):
     most = max(int((token_mask(ids, ids > 0, words, 4, lots) >= 0).sum()) for _ in range(300))
     assert most <= room(rows, length) <= rows * length
     assert rows * length < 1000 or room(rows, length) < 0.36 * rows * length
+
+
+def test_training_and_checks_predict_hidden_places_alone():
+    encoder = made("roberta")
+    rows = encoder.tokenise(tiny.texts(6))
+    batch = encoder.batch(rows)
+    mask = encoder.mask(batch, generator())
+    hidden = int((mask >= 0).sum())
+    teacher = encoder.copy()
+    with predicted(encoder) as shapes:
+        FURTHER.backward(encoder, batch, mask)
+        objective = Objective(match="hidden")
+        objective.backward(encoder, batch, mask, objective.target(teacher, batch, mask))
+        assert shapes == [hidden, hidden]
+        with torch.no_grad():
+            held_loss(encoder, Rows(Tokens.of(rows), None), seed=0)
+        assert shapes[2] < mask.numel() / 2
+        predicts = Objective(match="prediction")  # which compares what is said in its places
+        predicts.backward(encoder, batch, mask, predicts.target(teacher, batch, mask))
+        assert shapes[3:] == [mask.numel()]
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_loading_leaves_everything_as_it_was(family):
+    model = tiny.FAMILIES[family]().train()
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    encoder = Encoder.load(model, processor=tiny.tokenizer())
+    assert encoder.by_place and torch.equal(torch.random.get_rng_state(), before)
+    assert all(part.training for part in encoder.model.modules())
+    assert all(torch.equal(t, state[name]) for name, t in encoder.model.state_dict().items())
+    assert not encoder.sees_padding() and not encoder.trunk._forward_hooks
+    assert all(part.training for part in encoder.model.modules())
+
+
+def test_a_model_that_says_no_numbers_is_loaded_and_given_all():
+    model = tiny.FAMILIES["bert"]()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.fill_(torch.nan)
+    assert not Encoder.load(model, processor=tiny.tokenizer()).by_place
+
+
+def test_a_short_probe_does_not_change_how_a_model_attends():
+    config = T.BigBirdConfig(block_size=2, num_random_blocks=1, **tiny.TEXT)
+    encoder = Encoder.load(T.BigBirdForMaskedLM(config), processor=tiny.tokenizer())
+    encoder.sees_padding()
+    assert encoder.by_place and encoder.trunk.attention_type == "block_sparse"
 
 
 class ReadsAll(T.BertForMaskedLM):

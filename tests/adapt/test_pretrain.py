@@ -350,7 +350,9 @@ def test_what_is_looked_at_stays_what_it_was(tmp_path, other):
         further_pretrain(model, data, **{**words, **other})
 
 
-@pytest.mark.parametrize("make", [lambda: encoder("image"), lambda: upcycled("text")])
+@pytest.mark.parametrize(
+    "make", [lambda: encoder("image"), lambda: encoder("text"), lambda: upcycled("text")]
+)
 def test_flops_are_those_of_a_whole_batch(monkeypatch, make):
     model = make()
     data = rows(model.kind)

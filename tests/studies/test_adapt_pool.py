@@ -287,9 +287,9 @@ def test_a_packaged_encoder_gets_a_head_and_every_arm_starts_from_it(tmp_path, m
     asked["text"] = {**asked["text"], "adapt_warm_steps": 8}
     warmed, warm_up = [], pool.warm_up
 
-    def counted(encoder, rows, *, steps, seed):
+    def counted(encoder, rows, *, steps, seed, folder):
         warmed.append((seed, steps))
-        return warm_up(encoder, rows, steps=steps, seed=seed)
+        return warm_up(encoder, rows, steps=steps, seed=seed, folder=folder)
 
     monkeypatch.setattr(pool, "warm_up", counted)
     one, other = (pool.case_of(asked, seed, CPU) for seed in (0, 1))

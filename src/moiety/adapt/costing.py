@@ -19,7 +19,7 @@ from .classifier import Classifier
 from .command import Opened, draw
 from .comparing import ARMS
 from .course import Course
-from .encoders import Encoder
+from .encoders import MASK, Encoder
 from .finetune import batch_size
 from .follow import Follow
 from .heads import only_made
@@ -100,8 +100,10 @@ def _warm(asked: Asked, encoder: Encoder, rows: Any) -> Iterator[Line]:
     if not encoder.made:
         return
     own, size = encoder.copy(), min(WARM_BATCH, len(rows))
-    batch, times = own.few(own.batch(rows.take(torch.arange(size))))
-    masks = own.mask(batch, torch.Generator().manual_seed(0))
+    every = own.batch(rows.take(torch.arange(size)))
+    masks = own.mask(every, torch.Generator().manual_seed(0))
+    batch, times = own.few({**every, MASK: masks})
+    masks = batch.pop(MASK)
     with only_made(own):
         flops = times * cost.flops(lambda: FURTHER.backward(own, batch, masks))
     yield Line("warm-up", asked.warm_steps, size, flops)

@@ -24,6 +24,7 @@ from ..train.draws import step_seed
 from ..train.fit import seeded
 from ..train.state import read_state, state_bytes
 from .cache import Inputs, look_through
+from .encoders import MASK
 from .follow import Follow
 from .heads import warm_up
 from .lora import with_adapters
@@ -185,8 +186,10 @@ class Course:
         encoder = self.encoder.copy()
         if recipe.lora is not None:
             encoder = with_adapters(encoder, recipe.lora, self.seed)
-        batch, times = encoder.few(encoder.batch(self.rows.take(torch.arange(size))))
-        masks = encoder.mask(batch, torch.Generator().manual_seed(self.seed))
+        whole = encoder.batch(self.rows.take(torch.arange(size)))
+        masks = encoder.mask(whole, torch.Generator().manual_seed(self.seed))
+        batch, times = encoder.few({**whole, MASK: masks})
+        masks = batch.pop(MASK)
         with seeded(step_seed(self.seed, 0), encoder.device):
             encoder.model.train()
             further = times * cost.flops(lambda: FURTHER.backward(encoder, batch, masks))

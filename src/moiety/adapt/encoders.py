@@ -193,7 +193,8 @@ class Encoder(ABC):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def few(self, batch: Batch) -> tuple[Batch, float]:
-        """Some examples of a batch, padded as all are, and how many times as many the batch has.
+        """Some examples of a batch, which may hold a mask, padded as all are, and how many times as
+        many the batch has.
 
         Its FLOPs are so many times theirs, except that experts leave out padding: with such, all.
         """

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from ..train import seeded
 from .encoders import MASK, PLACES, Batch, Encoder, Masked, Represented
-from .follow import at_rest
 from .masks import RATE, mean_over_masked, token_mask
 
 LENGTH = 128  # tokens of a row where nothing else is said
@@ -112,10 +112,15 @@ class TextEncoder(Encoder):
             for name, t in batch.items()
         }
         if MASK in padded:
-            seen = (padded[MASK] < 0).flatten().to(torch.uint8)
-            most = room(*padded[MASK].shape)
-            padded[PLACES] = seen.argsort(stable=True)[:most]  # the hidden ones come first
+            padded[PLACES] = hidden_first(padded[MASK])[: room(*padded[MASK].shape)]
         return padded
+
+    def few(self, batch: Batch) -> tuple[Batch, float]:
+        some, times = super().few(batch)
+        if MASK in batch:  # as many places of each text as of all of them
+            hidden = int((batch[MASK] >= 0).sum())
+            some[PLACES] = hidden_first(some[MASK])[: round(hidden / times)]
+        return some, times
 
     def mask(self, batch: Batch, generator: torch.Generator) -> Tensor:
         ids = batch["input_ids"]
@@ -160,30 +165,35 @@ class TextEncoder(Encoder):
 
         Models that do not mask (FNet), or convolve over tokens (ConvBERT), do.
         """
-        long, short = self._drawn()
-        with at_rest(self.model):
-            alone = self.represent(self.batch([short])).features[0]
-            beside = self.represent(self.batch([short, long])).features[0, : len(short)]
+        (long, short), other = self._drawn(), self._aside()
+        with seeded(0, self.device):
+            alone = other.represent(self.batch([short])).features[0]
+            beside = other.represent(self.batch([short, long])).features[0, : len(short)]
         return not _alike(alone, beside)
 
     @torch.no_grad()
     def _predicts_by_place(self) -> bool:
-        """Measured: whether the head reads each place by itself, and so may be given some alone.
-
-        That of Perceiver reads all of a text.
-        """
-        batch = self.batch(self._drawn())
+        """Measured: whether the head reads each place by itself, and so may be given some alone."""
+        batch, other = self.batch(self._drawn()), self._aside()
         words = {name: batch[name] for name in ("input_ids", "attention_mask")}
         length = words["input_ids"].shape[1]
         places = torch.tensor([length - 1, length], device=self.device)  # of both texts
-        with at_rest(self.model):
-            wanted = self.model(**words).logits.flatten(0, 1)[places]
-            try:
-                with only_at(places, self.trunk):
-                    some = self.model(**words).logits
-            except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
-                return False  # it wants rows of its own form
-        return some.shape[1:] == wanted.shape and _alike(wanted, some[0])
+        try:
+            with seeded(0, self.device):
+                every = other.model(**words).logits
+                with only_at(places, other.trunk):
+                    some = other.model(**words).logits
+        except Exception:  # whatever a head says that wants rows of its own form
+            return False
+        if every.shape[:2] != words["input_ids"].shape or some.shape[:2] != (1, len(places)):
+            return False
+        return _alike(every.flatten(0, 1)[places], some[0])
+
+    def _aside(self) -> Encoder:
+        """A copy to try things with: some models change by what they read (BigBird, by lengths)."""
+        other = self.copy()
+        other.model.eval()
+        return other
 
     def _drawn(self) -> tuple[Tensor, Tensor]:
         """Tokens of a long text and of a short one, always the same."""
@@ -197,7 +207,13 @@ class TextEncoder(Encoder):
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(one.std()))
+    spread = float(one.std())
+    return math.isfinite(spread) and torch.allclose(one, other, rtol=1e-3, atol=1e-3 * spread)
+
+
+def hidden_first(mask: Tensor) -> Tensor:
+    """All places, flat, those that a mask hides before the others."""
+    return (mask < 0).flatten().to(torch.uint8).argsort(stable=True)
 
 
 def room(rows: int, length: int) -> int:

@@ -293,8 +293,9 @@ def _warm(case: Case, rows: Rows, steps: int) -> Encoder:
     with held([home]):
         if not (home / "config.json").exists():  # what `save` writes last
             encoder = case.start().copy()
-            warm_up(encoder, rows, steps=steps, seed=case.seed)
+            warm_up(encoder, rows, steps=steps, seed=case.seed, folder=home / "course")
             encoder.to("cpu").save(home)
+            shutil.rmtree(home / "course", ignore_errors=True)
     return Encoder.load(home).to(case.device)
 
 
