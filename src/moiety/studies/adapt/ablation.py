@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .scales import VARIANT_SCALES
 from .statements import LEAD, ahead, alike
 from .tables import adapt_study, arms_of
 from .variants import EVERY, NOTES, VARIANTS
@@ -44,4 +45,5 @@ study = adapt_study(
         "Fashion-MNIST with 1 000 labels stands for CUB: 10 000 test images tell small differences"
     ],
     notes=NOTES,
+    scales=VARIANT_SCALES,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .scales import COMMON, IMAGES
+from .scales import COMMON, IMAGES, VARIANT_SCALES
 from .statements import CLOSER, FAR, JUDGED_GAP, JUDGED_LOSS, RELATIVE, ahead
 from .tables import DISTANCE, FURTHER, GAP, SELF, TEST_LOSS, adapt_study, together
 
@@ -38,4 +38,5 @@ study = adapt_study(
         "runs: what is chosen by accuracy would move gap and distance too",
         "training loss: told without a claim, since Table 4 has it lower for either of the two",
     ],
+    scales=VARIANT_SCALES,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .scales import VARIANT_SCALES
 from .statements import LEAD, ahead
 from .tables import FINE_TUNING, SELF, adapt_study, arms_of
 
@@ -34,4 +35,5 @@ study = adapt_study(
         "gains: that they fall with the labels is seen from the table; a claim compares two arms, "
         "not two differences",
     ],
+    scales=VARIANT_SCALES,
 )

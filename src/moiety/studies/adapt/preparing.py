@@ -44,8 +44,9 @@ def encoders(scale: str, studies: Sequence[str]) -> list[Asked]:
                 continue
             target = settings["sets"].get(one["target"], one["target"])
             words = [target, pool.labels_of(settings), one.get("experts"), plan]
-            asked = depth(plan), (settings, list(range(whole.seeds)))
-            found.setdefault(json.dumps(words, sort_keys=True), asked)
+            asked, key = (settings, list(range(whole.seeds))), json.dumps(words, sort_keys=True)
+            if key not in found or len(found[key][1][1]) < whole.seeds:
+                found[key] = depth(plan), asked
     return [asked for _, asked in sorted(found.values(), key=lambda one: one[0])]
 
 

@@ -80,7 +80,8 @@ def count(scale: str, kind: str) -> Counter[Step]:
                 # Where it is searched, one of two lengths, on the mean.
                 settings = {**whole.settings, "lr": 0, "longer": 1.5, **one, "sets": {}}
                 points = scales.POINTS[scale] if study.search else 0
-                seen |= _asked(settings, whole.seeds, points)
+                for key, asked in _asked(settings, whole.seeds, points).items():
+                    seen[key] = max(asked, seen.get(key, asked))  # of the study with most seeds
     found: Counter[Step] = Counter()
     for step, number in seen.values():
         found[step] += round(number)

@@ -91,7 +91,9 @@ def of_seeds(scale: Scale, seeds: int) -> Scale:
     return replace(scale, seeds=seeds, settings={**scale.settings, "parts": seeds, "copies": seeds})
 
 
-TEXT_SCALES = {**SCALES, "small": of_seeds(SCALES["small"], 5)}  # texts take longer
+# Texts take longer; and what follows the main studies shares half an hour of one H200 with them.
+TEXT_SCALES = {**SCALES, **{name: of_seeds(SCALES[name], 5) for name in ("small", "full")}}
+VARIANT_SCALES = {**SCALES, "full": of_seeds(SCALES["full"], 6)}
 
 # -- the search ------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .scales import VARIANT_SCALES
 from .statements import LEAD, ahead
 from .tables import FINE_TUNING, FURTHER, SELF, adapt_study, arms_of
 
@@ -40,4 +41,5 @@ study = adapt_study(
         "60, 240 and 480; paper: up to 60 000)"
     ],
     notes=["steps: both stages of self-distillation have them"],
+    scales=VARIANT_SCALES,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .scales import VARIANT_SCALES
 from .statements import LEAD, ahead
 from .tables import FINE_TUNING, adapt_study, together
 
@@ -27,4 +28,5 @@ study = adapt_study(
         "differ by noise alone, temperature 0.1, the rate of further pre-training; better ones may "
         "do better",
     ],
+    scales=VARIANT_SCALES,
 )

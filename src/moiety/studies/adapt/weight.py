@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .scales import VARIANT_SCALES
 from .statements import ALIKE, alike
 from .tables import SELF, adapt_study, arms_of
 
@@ -28,4 +29,5 @@ study = adapt_study(
         for w in WEIGHTS[1:]
     ],
     deviations=["Fashion-MNIST with 1 000 labels instead of CUB"],
+    scales=VARIANT_SCALES,
 )
