@@ -96,9 +96,11 @@ images)
   study adapt/rounds 2
   ;;
 variants)
-  part adapt.preparing full "$device" 6 gap ablation steps low-resource weight supcon
+  part adapt.preparing full "$device" 16 gap ablation steps low-resource weight supcon
+  study adapt/gap 2  # without a search, it wants all seeds of an encoder and waits for them itself
   await adapt.preparing
-  for name in gap ablation steps low-resource weight supcon; do study adapt/$name 2; done
+  for name in ablation steps low-resource; do study adapt/$name 3; done
+  for name in weight supcon; do study adapt/$name 2; done
   ;;
 text)
   part adapt.preparing full "$device" 5 text

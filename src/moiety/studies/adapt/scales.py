@@ -91,9 +91,9 @@ def of_seeds(scale: Scale, seeds: int) -> Scale:
     return replace(scale, seeds=seeds, settings={**scale.settings, "parts": seeds, "copies": seeds})
 
 
-# Texts take longer; and what follows the main studies shares half an hour of one H200 with them.
+# Texts take longer, and what follows the first studies of images has ten minutes of one H200.
 TEXT_SCALES = {**SCALES, **{name: of_seeds(SCALES[name], 5) for name in ("small", "full")}}
-VARIANT_SCALES = {**SCALES, "full": of_seeds(SCALES["full"], 6)}
+VARIANT_SCALES = {**TEXT_SCALES, "small": SCALES["small"]}
 
 # -- the search ------------------------------------------------------------------------------------
 

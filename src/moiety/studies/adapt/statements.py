@@ -139,8 +139,8 @@ NOTES: Sequence[str] = (
     "scale small: models and trainings that two cores can carry; what comes out speaks of models "
     "that have learnt less, and is no pilot of scale full: margins, arms and claims were written "
     "before either",
-    "cut: to fit the time, more than eight seeds (at full scale six of images, in all studies but "
-    "adapt/images and adapt/rounds, and five of texts; set before these ran), the lengths above, "
+    "cut: to fit the time, more than eight seeds (five at full scale, in all studies but "
+    "adapt/images and adapt/rounds; set before these ran), the lengths above, "
     "rounds 4 and 5, all but three sizes of the low-resource study, and a second fine-tune of a "
     "seed",
     "runs: all studies of the paper read the same encoders, and some the same fine-tunes, so that "
