@@ -373,6 +373,11 @@ def test_a_step_on_two_cores_takes_what_was_measured():
         assert all(one["pass"].values()) and ratios["ours ÷ transformers"] < 0.8
 
 
+# -- docs/self-distillation.md ---------------------------------------------------------------------
+
+MEASURED = "self-distillation.md"
+
+
 def spread(study, arm, metric="score"):
     """The mean over the seeds, and the ends of its interval."""
     values = by_seed(study, arm)[metric]
@@ -389,7 +394,7 @@ def ends(cell):
 def test_ways_to_a_classifier_went_as_is_written(study, head):
     sets = {"images": IMAGES, "text": TEXTS}[study]
     study = f"adapt-{study}"
-    found, (written,) = means(study), tables("adapt.md", f"| {head} | {sets[0]} |")
+    found, (written,) = means(study), tables(MEASURED, f"| {head} | {sets[0]} |")
     assert list(written) == list(found)
     for arm, (*cells, mean, interval) in written.items():
         assert near(cells, [found[arm][f"score, {name}"] for name in sets]), arm
@@ -397,7 +402,7 @@ def test_ways_to_a_classifier_went_as_is_written(study, head):
 
 
 def test_rounds_of_self_distillation_brought_what_is_written():
-    found, (written,) = means("adapt-rounds"), tables("adapt.md", "| round |")
+    found, (written,) = means("adapt-rounds"), tables(MEASURED, "| round |")
     assert [f"fashion-mnist / {name}" for name in written] == list(found)
     for name, (score, of_score, distance, of_distance) in written.items():
         arm = "adapt-rounds", f"fashion-mnist / {name}"
@@ -409,7 +414,7 @@ def test_studies_of_adaptation_at_a_smaller_scale_went_as_is_written():
     image, text = "fashion-mnist / ", "scierc / "
     each = (("variant", "ablation", image), ("weight", "weight", image), ("mixture", "moe", text))
     for head, study, on in each:
-        (written,) = tables("adapt.md", f"| {head}, scale small |")
+        (written,) = tables(MEASURED, f"| {head}, scale small |")
         assert [on + arm for arm in written] == list(means(f"adapt-{study}"))
         for arm, (score, interval) in written.items():
             assert near([score, *ends(interval)], spread(f"adapt-{study}", on + arm)), arm
@@ -418,7 +423,7 @@ def test_studies_of_adaptation_at_a_smaller_scale_went_as_is_written():
         "labels": ("fine-tuning, {}", "self-distillation, {}"),
     }
     for head, arms in pairs.items():
-        (written,) = tables("adapt.md", f"| {head}, scale small |")
+        (written,) = tables(MEASURED, f"| {head}, scale small |")
         assert len(written) == 3
         study = "adapt-low-resource" if head == "labels" else "adapt-steps"
         for row, cells in written.items():
@@ -428,12 +433,12 @@ def test_studies_of_adaptation_at_a_smaller_scale_went_as_is_written():
 
 
 def test_losses_and_contrast_at_a_smaller_scale_went_as_is_written():
-    found, (written,) = means("adapt-gap"), tables("adapt.md", "| four sets, scale small |")
+    found, (written,) = means("adapt-gap"), tables(MEASURED, "| four sets, scale small |")
     columns = ["score", "test loss", "training loss", "gap", "distance"]
     assert list(written) == list(found)
     for arm, row in written.items():
         assert near(row, [found[arm][name] for name in columns]), arm
-    found, (written,) = means("adapt-supcon"), tables("adapt.md", "| two sets, scale small |")
+    found, (written,) = means("adapt-supcon"), tables(MEASURED, "| two sets, scale small |")
     assert list(written) == list(found)
     for arm, (*cells, mean, interval) in written.items():
         sets = [found[arm][f"score, {name}"] for name in ("pneumoniamnist", "fashion-mnist")]
@@ -453,7 +458,23 @@ def test_claims_of_adaptation_came_out_as_is_written():
         # Means are over all seeds: where a trial failed, the page has to say so.
         seeds = {m["n"] for arm in result["arms"] for m in arm["metrics"].values()}
         assert seeds == {result["seeds"]}, study
-        says("adapt.md", f"scale `{result['scale']}`, {result['seeds']} seeds")
-    written = [line for part in tables("adapt.md", "| claim |") for line in part.items()]
+        says(MEASURED, f"scale `{result['scale']}`, {result['seeds']} seeds")
+    written = [line for part in tables(MEASURED, "| claim |") for line in part.items()]
     assert dict(written) == told
     assert len(written) == len(told) == asked
+
+
+def test_what_to_expect_of_self_distillation_is_what_was_measured():
+    """The effects in the answers at the top, in their order, in points."""
+    asked = [("images", 1), ("text", 1), ("images", 5), ("text", 5), ("ablation", 6), ("weight", 3)]
+    asked += [("low-resource", 1), ("moe", 1), ("moe", 2), ("moe", 3)]
+    (answers,) = tables(MEASURED, "| question |")
+    effects = r"([+−]?[\d.]+)(?: points)? \(([+−][\d.]+) to ([+−][\d.]+)\)"
+    written = re.findall(effects, " ".join(answer for answer, _ in answers.values()))
+    assert len(written) == len(asked)
+    for cells, (study, number) in zip(written, asked):
+        result = json.loads((ROOT / "results" / f"adapt-{study}.json").read_text())
+        verdict = result["claims"][number - 1]["verdict"]
+        told = [verdict["effect"], *verdict["interval"]]
+        assert verdict["word"] == "undecided"
+        assert near(cells, [100 * value for value in told]), (study, number)
