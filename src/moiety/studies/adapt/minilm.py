@@ -20,7 +20,7 @@ METHODS = {"fine-tuning": FINE_TUNING, "further pre-training": FURTHER, "self-di
 SET = TEXTS[1]
 SEEDS = 5
 RATE = {"adapt_lr": 1e-4}  # the paper's, for a model of that kind
-SHORT = {  # what two cores carry in two hours: an epoch of adaptation, two or five of fine-tuning
+SHORT = {  # what two cores carry in two hours: an epoch of adaptation, two or four of fine-tuning
     "adapt_steps": 100,
     "adapt_batch": 32,
     "adapt_warm_steps": 100,
