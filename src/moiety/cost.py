@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from .modes import at_rest
+
 
 def _grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> int:
     """FLOPs of a grouped product; rows past the last offset are not computed."""
@@ -80,9 +82,7 @@ def forward_flops(run: Callable[[], object], *modules: nn.Module) -> float:
     """FLOPs of a forward pass in eval mode without gradients; the modules' modes are restored."""
     with torch.no_grad(), contextlib.ExitStack() as stack:
         for module in modules:
-            for part in module.modules():
-                stack.callback(setattr, part, "training", part.training)  # .train() recurses
-            module.eval()
+            stack.enter_context(at_rest(module))
         return flops(run)
 
 

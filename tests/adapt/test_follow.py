@@ -98,6 +98,43 @@ def test_probes_see_what_is_there_and_nothing_else():
     assert knn_probe(features, torch.arange(len(labels)) // 20, k=1) < 0.8
 
 
+def test_the_ridge_is_the_one_that_errs_least():
+    """Beside thirty columns of noise only a large one leaves the three classes to be seen."""
+    features, labels = clouds(1.5)
+    noise = torch.randn(40, 30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    features = torch.cat([features, noise], 1)
+    found = {}
+    for ridge in following.RIDGES:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(following, "RIDGES", (ridge,))
+            found[ridge] = linear_probe(features, labels)
+    assert linear_probe(features, labels) == found[1.0] > found[1e-4]
+
+
+def test_neighbours_count_by_their_direction_from_the_mean():
+    features, labels = clouds(3.0)
+    assert knn_probe(features + 1000, labels) == knn_probe(features, labels) > 0.8
+    # Two of a class side by side, two of another on either side behind them.
+    at, far = torch.tensor([0.0, 5.0, 120.0, 240.0]).deg2rad(), torch.tensor([1.0, 1.0, 2.0, 2.0])
+    features = torch.stack([at.cos() * far, at.sin() * far], 1)
+    assert knn_probe(features, torch.tensor([0, 0, 1, 1]), k=3) == 0.5  # by their number alone: 0
+
+
+def test_a_text_is_probed_by_the_mean_of_its_real_tokens():
+    features = torch.tensor([[[1.0], [3.0], [99.0]]])
+    seen = Represented(features, torch.tensor([[True, True, False]]))
+    assert following.pooled(seen, "text").tolist() == [[2.0]]
+    assert following.pooled(seen, "image").tolist() == [[1.0]]
+
+
+def test_every_batch_of_held_out_rows_has_masks_of_its_own():
+    one, drawn = encoder("image"), []
+    real = one.mask
+    one.mask = lambda batch, lots: drawn.append(real(batch, lots)) or drawn[-1]
+    following.held_loss(one, rows("image", 128), 0)
+    assert len(drawn) == 2 and not torch.equal(*drawn)
+
+
 def test_probes_need_classes():
     with pytest.raises(ValueError, match="at least 4 labelled examples of 2 classes, got 6 of 1"):
         Follow(labelled=Rows(rows("image", 6).items, torch.zeros(6)))

@@ -10,22 +10,19 @@ others.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..modes import at_rest
 from ..train.draws import step_seed
 from .cache import batches, look_through
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from .encoders import Encoder, Represented
 
 PROBED = 2000  # labelled examples at most, chosen by the seed
@@ -104,18 +101,6 @@ def held_loss(encoder: Encoder, rows: Any, seed: int) -> float:
     return float(total) / len(rows)
 
 
-@contextlib.contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
-    """In eval mode inside, and in the modes of before afterwards."""
-    modes = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes.items():
-            part.training = training
-
-
 # -- probes ----------------------------------------------------------------------------------------
 
 
@@ -162,7 +147,10 @@ def linear_probe(features: Tensor, labels: Tensor) -> float:
 
 
 def knn_probe(features: Tensor, labels: Tensor, k: int = NEIGHBOURS) -> float:
-    """Leave-one-out accuracy of the nearest neighbours by cosine, each with its similarity."""
+    """Leave-one-out accuracy of the nearest neighbours by cosine around the mean of all features.
+
+    Each votes with one more than its similarity.
+    """
     unit = F.normalize(features - features.mean(0), dim=1)
     like = unit @ unit.T
     like.fill_diagonal_(-torch.inf)

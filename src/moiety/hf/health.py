@@ -13,8 +13,7 @@ import dataclasses
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..io import write_atomic
+from ..modes import at_rest
 from ..report import health_page
 from ..routing import Routing
 from ..routing.base import keep_real
@@ -116,7 +116,7 @@ def measure(
     """
     words, vocabulary, examples = _Words(model), Vocabulary(), 0
     tallies: dict[str, Tally] = {}
-    with watch(model, keep="all") as routes, _evaluating(model):
+    with watch(model, keep="all") as routes, at_rest(model), torch.no_grad():
         for number, batch in enumerate(batches, start=1):
             inputs = words.complete(_named(batch, model))
             model(**inputs)
@@ -222,18 +222,6 @@ def _real(record: Any, texts: list[_Text]) -> tuple[Routing, Tensor, Tensor | No
         padding_E = routing.choice()[~mask_T].sum(0)
         routing = keep_real(routing, mask_T)
     return routing, padding_E, None if text is None else text.rows_T
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, training in modes.items():  # each its own: a frozen part may stay in eval mode
-            part.training = training
 
 
 # -- what comes out -----------------------------------------------------------------------------

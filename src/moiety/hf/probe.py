@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..modes import at_rest
+
 BATCH, LENGTH = 2, 16
 
 
@@ -117,17 +119,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode for a while, in full precision (TF32 would drown a gap), and without torch's fused
     encoder layer, which calls no module.
     """
-    modes = {m: m.training for m in model.modules()}
     fused = torch.backends.mha.get_fastpath_enabled()
-    model.eval()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with _full_precision():
+        with at_rest(model), _full_precision():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @contextlib.contextmanager

@@ -11,8 +11,7 @@ of `data` come from `pack(tasks, targets)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -215,18 +214,6 @@ def build_towers(tasks: Sequence[Task], width: int, tower: Tower) -> nn.ModuleLi
             f"got {tower!r}"
         )
     return nn.ModuleList(mlp([width, *sizes, task.outputs]) for task in tasks)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside the block; every part gets its own mode back."""
-    modes = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes.items():
-            part.training = training
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:

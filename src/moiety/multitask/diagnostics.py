@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..modes import at_rest
 from ..routing import Router, Routing
-from .base import evaluating, run_trunk
+from .base import run_trunk
 from .gate_log import binary, mean_active, mean_gate
 from .model import MultiGate
 from .similar import cosine_matrix, jaccard_by_group, random_jaccard
@@ -52,7 +53,7 @@ def describe_gates(model: MultiGate, x: Any = None) -> list[Gate]:
 @torch.no_grad()
 def gate_routings(model: MultiGate, x_TD: Tensor) -> list[Routing]:
     """The decisions of all gates in eval mode; no expert runs."""
-    with evaluating(model.routers):
+    with at_rest(model.routers):
         return [router(x_TD) for router in model.routers]
 
 
@@ -64,7 +65,7 @@ def _inputs(model: MultiGate, x: Any) -> Tensor:
             raise ValueError("these gates decide by example: give examples, x")
         like = next(model.routers.parameters(), torch.empty(()))
         return torch.zeros(1, model.experts.dim, device=like.device)
-    with evaluating(model):
+    with at_rest(model):
         return run_trunk(model.trunk, x).flatten(1)
 
 

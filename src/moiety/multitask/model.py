@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from ..experts import Experts, ModuleExperts
+from ..modes import at_rest
 from ..routing import Router, balance, build_router
 from ..routing.registry import one_number
-from .base import MultiTask, Outputs, Tower, evaluating
+from .base import MultiTask, Outputs, Tower
 from .gate_log import GateLog
 from .standing import Standing
 from .task import Task, check_tasks
@@ -132,7 +133,7 @@ def as_experts(experts: Experts | Sequence[nn.Module], dim: int | Sequence[int] 
     shape = _shape(dim)
     like = next(modules[0].parameters(), torch.empty(()))
     probe = torch.zeros(1, *shape, device=like.device, dtype=like.dtype)
-    with torch.no_grad(), evaluating(modules[0]):
+    with torch.no_grad(), at_rest(modules[0]):
         width = modules[0](probe).flatten(1).shape[1]
     whole = torch.Size(shape).numel()
     return ModuleExperts(modules, dim=whole, out_dim=width, shape=shape if len(shape) > 1 else None)

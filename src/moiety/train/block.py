@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from ..modes import at_rest
 from ..moe import MoE
 from ..routing import Routing
 from .draws import ByCounter, ByGenerator, Draws
@@ -247,14 +248,11 @@ class Block:
         own = len(self.validation) > 1
         many = torch.func.vmap(one, (0, 0, *(0 if own else None,) * 2))
         total = torch.zeros(len(self.seeds), dtype=torch.float64, device=self.device)
-        modes = {part: part.training for part in self.model.modules()}
-        self.model.eval()
         rows = self._rows_at_once()
-        for x, y in zip(*(t.split(rows, 1 if own else 0) for t in self.held)):
-            with _explained(self.base):
-                total += many(self.params, self.buffers, x, y) * y.shape[1 if own else 0]
-        for part, training in modes.items():
-            part.training = training
+        with at_rest(self.model):
+            for x, y in zip(*(t.split(rows, 1 if own else 0) for t in self.held)):
+                with _explained(self.base):
+                    total += many(self.params, self.buffers, x, y) * y.shape[1 if own else 0]
         return (total / len(self.validation[0])).tolist()
 
     def _rows_at_once(self) -> int:

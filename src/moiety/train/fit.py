@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from ..modes import at_rest
 from ..moe import MoE
 from ..watch import watch
 
@@ -58,13 +59,10 @@ def fit(
 @torch.no_grad()
 def evaluate(model: nn.Module, data: TensorDataset, *, batch: int = 256) -> float:
     """The share of examples whose class has the largest logit; the model's mode is restored."""
-    device, modes = _device(model), {part: part.training for part in model.modules()}
-    model.eval()
-    right = 0
-    for x, y in zip(*(t.to(device).split(batch) for t in data.tensors)):
-        right += int((model(x).argmax(-1) == y).sum())
-    for part, training in modes.items():  # each its own: a frozen part may stay in eval mode
-        part.training = training
+    device, right = _device(model), 0
+    with at_rest(model):
+        for x, y in zip(*(t.to(device).split(batch) for t in data.tensors)):
+            right += int((model(x).argmax(-1) == y).sum())
     return right / len(data)
 
 

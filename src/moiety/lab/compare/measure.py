@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import cost
+from ...modes import at_rest
 from ...moe import MoE
 from ...multitask import MultiGate
 from ...watch import watch
@@ -69,12 +70,9 @@ def memory(model: nn.Module, task: Task, batch: int) -> int:
         return t
 
     rows = slice(0, min(batch, len(task.splits["train"])))
-    modes = {part: part.training for part in model.modules()}
-    model.eval()  # the same sizes, and nothing is drawn or counted
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    # At rest: the same sizes, and nothing is drawn or counted.
+    with at_rest(model), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         task.batch_loss(model, "train", rows)
-    for part, training in modes.items():
-        part.training = training
     copies = ((p, 4 if p.requires_grad else 1) for p in model.parameters())
     weights = sum(p.numel() * p.element_size() * number for p, number in copies)
     return weights + sum(storage.nbytes() for storage in saved.values())

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from ...lab.study import Running, Settings
+from ...modes import at_rest
 from ...multitask import Outputs
-from ...multitask.base import evaluating
 from ...train import fit_many
 from .facts import (
     AT_MOST_K,
@@ -267,7 +267,7 @@ def measure(model: nn.Module, data: TensorDataset, score: Score, batch: int = 40
     """The mean score over a set, in eval mode."""
     device = next(model.parameters()).device
     total = 0.0
-    with evaluating(model):
+    with at_rest(model):
         for x, y in zip(*(t.split(batch) for t in data.tensors)):
             total += float(score(model(x.to(device)), y.to(device))) * len(y)
     return total / len(data)

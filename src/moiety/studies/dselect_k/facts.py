@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ... import cost
 from ...lab.study import Running, Settings
+from ...modes import at_rest
 from ...multitask import MultiGate, Trajectory
-from ...multitask.base import evaluating
 from ...multitask.gate_log import mean_active, mean_gate
 from ...multitask.similar import cosine_matrix
 from ...multitask.together import one_row
@@ -125,7 +125,7 @@ def gate_facts(
 @torch.no_grad()
 def look(model: MultiGate, x: Tensor) -> dict[str, Routing]:
     """What the gates decide on some examples in eval mode."""
-    with evaluating(model):
+    with at_rest(model):
         return model(x).routings
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from ...experts import Experts
 from ...lab.study import Metrics, Running
-from ...multitask.base import evaluating
+from ...modes import at_rest
 from .common import Done, draw_curve, gate_facts, on_page
 
 USED = "experts used"
@@ -84,7 +84,7 @@ def bottom(dim: int, width: int, dropout: float = 0.0) -> nn.Sequential:
 def predict(model: nn.Module, x: Tensor, batch: int = 8192) -> dict[str, Tensor]:
     """The outputs by task, in eval mode, for more examples than may fit at once."""
     device = next(model.parameters()).device
-    with evaluating(model):
+    with at_rest(model):
         parts = [model(rows.to(device)) for rows in x.split(batch)]
     return {task: torch.cat([part[task] for part in parts]) for task in parts[0]}
 

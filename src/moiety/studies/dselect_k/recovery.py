@@ -24,8 +24,8 @@ from ...experts import FeedForward
 from ...lab.claims import Claim, equivalent, greater
 from ...lab.study import Metric, Metrics, Running, Scale, Study
 from ...lab.tuning import Choice, Search
+from ...modes import at_rest
 from ...multitask import MultiGate, Task, Trajectory, pack, packed_loss, task_metrics
-from ...multitask.base import evaluating
 from .common import (
     AT_MOST_K,
     FRESH,
@@ -136,7 +136,7 @@ def tell(run: Running, done: Done, *, first: bool) -> Metrics:
         return dict.fromkeys(METRICS)
     test = as_set(problem(run).test)
     x, y = (t.to(run.device) for t in test.tensors)
-    with evaluating(done.model):
+    with at_rest(done.model):
         outputs = done.model(x)
     routings = outputs.routings
     (used,) = experts_used(done.model, routings, TRUE)
