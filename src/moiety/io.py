@@ -59,6 +59,24 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> Path:
     return path
 
 
+def publish(made: Path, folder: Path, *, last: str, old: re.Pattern[str]) -> None:
+    """Move all files from one folder to another, synced; `last` tells that they are all there.
+
+    The `last` of what lay there before goes first, and then what else has a name like `old`.
+    """
+    (folder / last).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if old.fullmatch(path.name):
+            path.unlink()
+    for path in sorted(made.iterdir(), key=lambda path: path.name == last):
+        if path.name == last:
+            sync_folder(folder)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        path.replace(folder / path.name)
+    sync_folder(folder)
+
+
 HALF = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 

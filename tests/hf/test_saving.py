@@ -3,6 +3,7 @@
 import copy
 import gc
 import json
+import os
 import pickle
 import random
 import shutil
@@ -599,7 +600,12 @@ def test_other_weights_in_the_folder_stay(tmp_path):
 def test_an_interrupted_save_leaves_nothing_that_loads(tmp_path, monkeypatch):
     moiety.save(upcycled("bert"), tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr("moiety.hf.saving.write_json", lambda *a: 1 / 0)
+    replace = os.replace
+
+    def fail_at_the_config(old, new):
+        replace(old, 1 / 0 if new == tmp_path / "config.json" else new)
+
+    monkeypatch.setattr(os, "replace", fail_at_the_config)
     with pytest.raises(ZeroDivisionError):
         moiety.save(upcycled("bert", experts=3), tmp_path)
     with pytest.raises(ValueError, match=r"no config\.json"):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ..io import read_json, write_json
+from ..io import publish, read_json, write_json
 from ..moe import MoE
 from .place import describe_mixtures, mixtures, shape_of
 from .transformers_hook import (
@@ -72,16 +72,10 @@ def save(model: nn.Module, dir: str | os.PathLike[str], max_shard_size: str = "5
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as made:
         new = Path(made)
         config = _write(model, new, max_shard_size)
-        (new / CONFIG).unlink(missing_ok=True)
         said = config if config.get("format") == FORMAT else config["quantization_config"]
         said["files"] = digests(weight_files(new))
-        (folder / CONFIG).unlink(missing_ok=True)
-        for old in folder.iterdir():
-            if WRITTEN.fullmatch(old.name):
-                old.unlink()
-        for file in new.iterdir():
-            file.replace(folder / file.name)
-        write_json(folder / CONFIG, config)
+        write_json(new / CONFIG, config)
+        publish(new, folder, last=CONFIG, old=WRITTEN)
 
 
 def _write(model: nn.Module, folder: Path, max_shard_size: str) -> dict[str, Any]:
