@@ -61,13 +61,13 @@ def read_table(path: str | Path, *, limit: int | None = None) -> pandas.DataFram
 def read_lines(path: str | Path, *, limit: int | None = None) -> list[str]:
     """The lines of a text file that are not empty, stripped; what is no text is refused."""
     with open_packed(path) as packed:
-        encoding = _encoding(packed.peek(HEAD)[:HEAD], Path(path).name)
-        file = io.TextIOWrapper(packed, encoding, "replace")
+        file = io.TextIOWrapper(packed, _encoding(packed, path), "replace")
         return list(islice((line.strip() for line in file if line.strip()), limit))
 
 
-def _encoding(head: bytes, name: str) -> str:
+def _encoding(packed: io.BufferedReader, path: str | Path) -> str:
     """UTF-8, or UTF-16 where a file begins by saying so."""
+    head, name = packed.peek(HEAD)[:HEAD], Path(path).name
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in head:
@@ -143,13 +143,14 @@ def _read_csv(path: Path, separator: str, limit: int | None) -> pandas.DataFrame
 
     words: dict[str, Any] = {"sep": separator, "skipinitialspace": True, "nrows": limit}
     words |= {"keep_default_na": False, "na_values": MISSING, "low_memory": False}
-    words |= {"encoding": "utf-8-sig", "encoding_errors": "replace"}
+    words |= {"encoding_errors": "replace"}
     if separator == "\t":
         words["quoting"] = _tsv_quoting(path)
     _check_header(path, separator)
     try:
         with open_packed(path) as file:
-            frame = pandas.read_csv(file, index_col=False, **words)
+            encoding = _encoding(file, path)
+            frame = pandas.read_csv(file, index_col=False, encoding=encoding, **words)
     except pandas.errors.EmptyDataError:
         raise ValueError(f"{path.name} is empty; its first line must name the columns") from None
     except pandas.errors.ParserError as error:
@@ -161,17 +162,18 @@ def _read_csv(path: Path, separator: str, limit: int | None) -> pandas.DataFrame
 
 def _tsv_quoting(path: Path) -> int:
     """Whether quotes quote: in many tab-separated files (tweets) they are just characters."""
-    with open_packed(path) as file:
-        head = file.read(2**20)
-    cells = [cell for line in head.splitlines() for cell in line.split(b"\t")]
-    opened = [cell for cell in cells if cell.startswith(b'"')]
-    whole = [cell for cell in opened if len(cell) > 1 and cell.endswith(b'"')]
+    with open_packed(path) as packed:
+        head = io.TextIOWrapper(packed, _encoding(packed, path), "replace").read(2**20)
+    cells = [cell for line in head.splitlines() for cell in line.split("\t")]
+    opened = [cell for cell in cells if cell.startswith('"')]
+    whole = [cell for cell in opened if len(cell) > 1 and cell.endswith('"')]
     return csv.QUOTE_MINIMAL if len(whole) == len(opened) else csv.QUOTE_NONE
 
 
 def _check_header(path: Path, separator: str) -> None:
     """Raise where the first row names a column twice, or looks like data."""
-    with open_packed(path) as packed, io.TextIOWrapper(packed, "utf-8-sig", "replace") as file:
+    with open_packed(path) as packed:
+        file = io.TextIOWrapper(packed, _encoding(packed, path), "replace")
         row = next(csv.reader(file, delimiter=separator, skipinitialspace=True), [])
     names = [cell.strip() for cell in row]
     twice = sorted({name for name in names if name and names.count(name) > 1})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +18,9 @@ from .leaks import SUSPICIOUS, class_score
 from .problem import Leak, Problem, Split
 from .splits import choose, drop_repeats, split_of
 from .targets import check_classes, settle_kinds, strata
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
 PIXELS = 64 * 10**6  # of one image
@@ -89,7 +94,7 @@ def from_folder(
     folder: Path, *, seed: int = 0, max_examples: int | None = None, image_size: int | None = None
 ) -> Problem:
     """Work out a problem from FOLDER/class/image.png, or FOLDER/train/class/image.png and so on."""
-    files, words, given = _list(folder)
+    files, words, given = list_images(folder)
     notes: list[str] = []
     extra: list[Leak] = []
 
@@ -108,23 +113,36 @@ def from_folder(
     return problem
 
 
-def _list(folder: Path) -> tuple[list[Path], list[str], np.ndarray | None]:
+def image_files(folder: Path) -> list[Path]:
+    """All images in a folder and below, but for hidden ones."""
+    found = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES]
+    seen = [path for path in found if not _hidden(path.relative_to(folder))]
+    if not seen:
+        where = folder.relative_to(folder.parent.parent)
+        raise ValueError(
+            f"{where} holds no image ({', '.join(SUFFIXES)}); put some there, or remove it"
+        )
+    return seen
+
+
+def images_by_class(folder: Path) -> tuple[list[Path], list[str]]:
+    """The images in the folders of a folder, and the class of each: the name of that folder."""
+    files = {home.name: image_files(home) for home in _folders(folder)}
+    words = [name for name, found in files.items() for _ in found]
+    return [path for found in files.values() for path in found], words
+
+
+def list_images(folder: Path) -> tuple[list[Path], list[str], np.ndarray | None]:
     """The image files, the class of each, and its split where the folder has splits."""
     inside = _folders(folder)
     parts = {path: split_of(path.name) for path in inside}
     given = bool(inside) and all(parts.values())
     files, words, splits = [], [], []
     for top in inside if given else [folder]:
-        for home in _folders(top):
-            found = [path for path in sorted(home.rglob("*")) if path.suffix.lower() in SUFFIXES]
-            if not found:
-                raise ValueError(
-                    f"{home.relative_to(folder.parent)} holds no image ({', '.join(SUFFIXES)}); "
-                    "fill it or remove it"
-                )
-            files += found
-            words += [home.name] * len(found)
-            splits += [parts.get(top)] * len(found)
+        found, names = images_by_class(top)
+        files += found
+        words += names
+        splits += [parts.get(top)] * len(found)
     if not files:
         raise ValueError(
             f"{folder} holds neither tables nor images by class; put the images of each class "
@@ -134,31 +152,52 @@ def _list(folder: Path) -> tuple[list[Path], list[str], np.ndarray | None]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not _hidden(Path(p.name)))
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _header(path: Path, folder: Path) -> _Header:
+    with _opened(path, folder) as image:
+        return _Header(image.size, image.mode in ("1", "L") or image.mode.startswith("I"))
+
+
+def load_image(path: Path, folder: Path, near: tuple[int, int] | None = None) -> Image.Image:
+    """One image, turned as its EXIF data say; a large JPEG may be decoded smaller, `near` a size.
+
+    What is no image, or too large, raises.
+    """
+    from PIL import ImageOps
+
+    with _opened(path, folder) as image:
+        if near is not None:
+            image.draft(None, (2 * near[0], 2 * near[1]))
+        image.load()
+        return ImageOps.exif_transpose(image)
+
+
+@contextmanager
+def _opened(path: Path, folder: Path) -> Iterator[Image.Image]:
+    """An image whose head is read, and has a size that we take."""
     from PIL import Image
 
+    name = path.relative_to(folder.parent)
+    large = ValueError(f"{name} has more than {PIXELS // 10**6} million pixels; make it smaller")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # ours is stricter
             with Image.open(path) as image:
-                size, mode = image.size, image.mode
+                if image.width * image.height > PIXELS:
+                    raise large
+                yield image
     except Image.DecompressionBombError:
-        size, mode = (PIXELS, 2), "L"
-    except (OSError, SyntaxError, ValueError):
-        raise ValueError(_unreadable(path, folder)) from None
-    if size[0] * size[1] > PIXELS:
-        raise ValueError(
-            f"{path.relative_to(folder.parent)} has more than {PIXELS // 10**6} million pixels; "
-            "make it smaller"
-        )
-    return _Header(size, mode in ("1", "L") or mode.startswith("I"))
-
-
-def _unreadable(path: Path, folder: Path) -> str:
-    return f"{path.relative_to(folder.parent)} cannot be read as an image; replace or remove it"
+        raise large from None
+    except (OSError, SyntaxError, ValueError) as error:
+        if error is large:
+            raise
+        raise ValueError(f"{name} cannot be read as an image; replace or remove it") from None
 
 
 def _settle_size(headers: list[_Header], wanted: int | None, notes: list[str]) -> tuple[int, int]:
@@ -180,19 +219,18 @@ def _decode(path: Path, size: tuple[int, int], grey: bool, folder: Path) -> np.n
     """One image as uint8 [C, H, W]."""
     from PIL import Image, ImageOps
 
-    try:
-        with Image.open(path) as opened:
-            image: Image.Image = opened
-            image.draft(None, (2 * size[0], 2 * size[1]))  # a large JPEG is decoded smaller
-            image.load()
-            if image.mode.startswith("I"):  # 16 bits, which PIL would cut off at 255
-                image = Image.fromarray((np.asarray(image) // 257).clip(0, 255).astype(np.uint8))
-            image = ImageOps.exif_transpose(image).convert("L" if grey else "RGB")
-            if image.size != size:
-                image = ImageOps.fit(image, size)
-            pixels = np.asarray(image)
-    except (OSError, SyntaxError, ValueError):
-        raise ValueError(_unreadable(path, folder)) from None
+    image = load_image(path, folder, near=size)
+    if image.mode == "F":
+        raise ValueError(
+            f"{path.relative_to(folder.parent)} holds fractions, whose range nobody knows; save it "
+            "with whole numbers of 8 or 16 bits"
+        )
+    if image.mode.startswith("I"):  # 16 bits, which PIL would cut off at 255
+        image = Image.fromarray((np.asarray(image) // 257).clip(0, 255).astype(np.uint8))
+    image = image.convert("L" if grey else "RGB")
+    if image.size != size:
+        image = ImageOps.fit(image, size)
+    pixels = np.asarray(image)
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
 
 
