@@ -62,11 +62,10 @@ class Recipe:
         """The learning rate of a step, counted from 0."""
         return self.lr * (1 - step / self.steps)
 
-    def checked(self, step: int) -> bool:
-        """Whether the model is looked at after so many steps."""
-        return (
-            step == 0 or step * self.checks // self.steps > (step - 1) * self.checks // self.steps
-        )
+
+def checked(step: int, steps: int, checks: int) -> bool:
+    """Whether a model is looked at after so many of its steps: evenly, and after the last."""
+    return step * checks // steps > (step - 1) * checks // steps
 
 
 class Diverged(ValueError):

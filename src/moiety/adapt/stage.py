@@ -17,8 +17,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import time
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from .. import io
 from ..train.draws import step_seed
 from ..train.fit import seeded
-from ..train.saving import Saving
 from ..train.state import read_state, state_bytes
 from .encoders import MASK, Batch, Encoder
+from .flight import Flight
 from .follow import Follow
 from .lora import merge, with_adapters
 from .objective import Objective, Target
@@ -41,7 +41,6 @@ from .together import Member
 from .trained import (
     State,
     Trained,
-    keeping,
     load_whole,
     read_trained,
     to_cpu,
@@ -50,14 +49,15 @@ from .trained import (
 )
 
 ORDER, MASKS, NOISE, ADAPTERS = 1, 2, 3, 4  # what a seed is used for
-TOLD = 0.2  # seconds between two words of how far it is
 # What a teacher says of its layers and of its parameters, among the tensors of a step.
 PROBS, WEIGHTS = "probs ", "weights "
 FURTHER = Objective(distill_weight=0.0)  # eq. 2 alone
 
 
-class Stage:
+class Stage(Flight):
     """A training in flight."""
+
+    order_lot = ORDER
 
     def __init__(
         self,
@@ -77,12 +77,11 @@ class Stage:
         capture: bool = False,
         crew: Member | None = None,
     ) -> None:
-        if recipe.stop == "probe" and (follow is None or follow.labelled is None):
-            raise ValueError('stop="probe" needs labelled training examples to probe on')
         if crew and recipe.lora is not None:
             raise ValueError("LoRA is trained alone: leave crew or lora out")
-        self.name, self.encoder, self.rows, self.recipe = name, encoder, rows, recipe
-        self.seed, self.initial, self.folder = seed, dict(initial), folder
+        super().__init__(recipe, len(rows), seed)
+        self.name, self.encoder, self.rows = name, encoder, rows
+        self.initial, self.folder = dict(initial), folder
         self.student = encoder  # what is trained: with LoRA a copy that has adapters
         self.objective, self.teacher = objective, teacher
         self.follow = follow or Follow(seed=seed)
@@ -90,12 +89,9 @@ class Stage:
         self.captures, self.crew = capture and encoder.device.type == "cuda", crew
         self.repeated: dict[bool, Repeated] = {}  # steps with a teacher, and without
         self.wanted: Target | None = None  # what the teacher says at this step
-        self.batch = min(recipe.batch, len(rows))
-        self.epoch, self.order = -1, torch.empty(0, dtype=torch.long)
-        self.step, self.worse, self.seconds = 0, 0, 0.0
+        self.worse = 0  # checks since the best one
         self.sums: dict[str, Tensor] = {}  # of the terms since the last check, in float64
         self.counts: dict[str, int] = {}
-        self.history: list[dict[str, Any]] = []
         self.best: tuple[float, int, State] = (-math.inf, 0, {})
 
     # -- the course ----------------------------------------------------------------------------
@@ -105,41 +101,29 @@ class Stage:
         done = read_trained(self.folder)
         if done is not None:
             self.encoder.model.load_state_dict(done.state)
+            self.encoder.model.eval()
             return done
         self._begin()
-        started = told = time.monotonic()
-        saving, before = Saving(self.save_every), self.seconds
+        tick = partial(self.tick, self.name) if self.tick else None
         with seeded(step_seed(self.seed, NOISE), self.encoder.device):
             if not self.history:
                 self.look()
-            if self.tick:
-                self.tick(self.name, self.step / self.recipe.steps)
-            while not self.over:
-                self.advance()
-                if checked := self.recipe.checked(self.step):
-                    self.look()
-                now = time.monotonic()
-                self.seconds = before + now - started
-                if self.tick and (checked or now - told >= TOLD):
-                    with keeping(self._save if self.folder else None):
-                        self.tick(self.name, self.step / self.recipe.steps)
-                    told = now
-                if self.folder and saving.due and not self.over:
-                    saving(self._save)
+            if tick:
+                tick(self.step / self.recipe.steps)
+            self.fly(tick)
         return self._end()
 
     @property
     def over(self) -> bool:
         out_of_patience = self.recipe.stop == "probe" and self.worse >= self.recipe.patience
-        return self.step >= self.recipe.steps or out_of_patience
+        return super().over or out_of_patience
 
     def advance(self) -> None:
         """Take the next step."""
-        self.student.model.train()
         rows = self.rows_of(self.step)
-        torch.manual_seed(step_seed(step_seed(self.seed, NOISE), self.step))
+        torch.manual_seed(self.lot(NOISE, self.step))
         batch = self.encoder.batch(self.rows.take(rows))
-        lots = torch.Generator().manual_seed(step_seed(step_seed(self.seed, MASKS), self.step))
+        lots = torch.Generator().manual_seed(self.lot(MASKS, self.step))
         masks = self.encoder.mask(batch, lots)
         if self.captures or self.crew:  # few shapes, each captured once
             batch = self.encoder.rounded({**batch, MASK: masks})
@@ -195,10 +179,6 @@ class Stage:
         return self.student.model
 
     @property
-    def half(self) -> bool:
-        return self.recipe.precision == "bfloat16"
-
-    @property
     def alike(self) -> Hashable:
         return self.objective, self.recipe.precision, self.captures
 
@@ -229,14 +209,6 @@ class Stage:
 
     def apply(self) -> None:
         self.optimizer.step()
-
-    def rows_of(self, step: int) -> Tensor:
-        """The examples of a step; what is left over at the end of an epoch waits for the next."""
-        epoch, place = divmod(step, len(self.rows) // self.batch)
-        if epoch != self.epoch:
-            lots = torch.Generator().manual_seed(step_seed(step_seed(self.seed, ORDER), epoch))
-            self.epoch, self.order = epoch, torch.randperm(len(self.rows), generator=lots)
-        return self.order[place * self.batch : (place + 1) * self.batch]
 
     def look(self) -> None:
         """Measure the model, and remember it if it is the best so far."""

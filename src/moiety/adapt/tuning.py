@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,12 +23,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import io
-from ..train.draws import step_seed
 from ..train.fit import seeded
 from ..train.graph import repeatable
-from ..train.saving import Saving
 from ..train.state import read_state, state_bytes
 from .classifier import Classifier, parameter_groups
+from .flight import Flight
 from .mars import Mars
 from .mixtures import balance_losses, uncounted
 from .r3f import R3F
@@ -38,13 +36,9 @@ from .recipe import Diverged, set_rate
 from .repeated import Repeated, Tensors
 from .scores import score
 from .together import Member
-from .trained import keeping
 
 ORDER, DROPOUT, NOISE = 11, 12, 13  # what a seed is used for
 CLIP = 1.0  # of the norm of the gradient
-TOLD = 0.2  # seconds between two words of how far it is
-
-
 LABELS = "labels"  # among the tensors of a step
 Method = Literal["plain", "recadam", "mars", "r3f"]
 OPTIONS: dict[str, dict[str, float | None]] = {  # None: it follows from the recipe
@@ -81,6 +75,8 @@ class TuneRecipe:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be a positive number, got {self.lr}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be 0 or more, got {self.weight_decay}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup is a share of the steps, from 0 to below 1: {self.warmup}")
         if self.precision not in ("float32", "bfloat16"):
@@ -102,10 +98,6 @@ class TuneRecipe:
             return self.lr * (step + 1) / warm
         return self.lr * (self.steps - step) / (self.steps - warm)
 
-    def checked(self, step: int) -> bool:
-        """Whether the model is scored after so many steps."""
-        return step * self.checks // self.steps > (step - 1) * self.checks // self.steps
-
     def option(self, name: str) -> float:
         """An option of the method, or its default."""
         value = self.options.get(name, OPTIONS[self.method][name])
@@ -117,12 +109,11 @@ class TuneRecipe:
         return float(value)
 
 
-class Tuning:
+class Tuning(Flight):
     """A fine-tuning in flight."""
 
+    order_lot = ORDER
     key = ""
-    folder: Path | None = None
-    save_every = 30.0  # seconds
 
     def __init__(
         self,
@@ -135,8 +126,9 @@ class Tuning:
         capture: bool = False,
         crew: Member | None = None,
     ) -> None:
+        super().__init__(recipe, len(labels), seed)
         self.classifier, self.data, self.labels = classifier, data, labels
-        self.recipe, self.seed, self.validation = recipe, seed, validation
+        self.validation = validation
         self.device = next(classifier.model.parameters()).device
         self.trained = [p for p in classifier.model.parameters() if p.requires_grad]
         self.captures = capture and self.device.type == "cuda"
@@ -151,10 +143,8 @@ class Tuning:
         trunk = classifier.trunk().values()
         self.ball = Mars(trunk, recipe.option("radius")) if mars else None
         self.r3f = R3F(recipe.option("weight"), recipe.option("noise")) if r3f else None
-        self.epoch, self.order = -1, torch.empty(0, dtype=torch.long)
-        self.step, self.seconds, self.count = 0, 0.0, 0
+        self.count = 0
         self.sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.history: list[dict[str, Any]] = []
 
     def _optimizer(self) -> torch.optim.AdamW:
         """AdamW with its default betas, or RecAdam around the weights as they are."""
@@ -173,21 +163,8 @@ class Tuning:
     def run(self, tick: Callable[[float], None] | None = None) -> None:
         """Train, or go on, to the end; the model is left in eval mode."""
         self._begin()
-        started = told = time.monotonic()
-        saving, before = Saving(self.save_every), self.seconds
         with seeded(0, self.device):
-            while self.step < self.recipe.steps:
-                self.advance()
-                if checked := self.recipe.checked(self.step):
-                    self.look()
-                now = time.monotonic()
-                self.seconds = before + now - started
-                if tick and (checked or now - told >= TOLD):
-                    with keeping(self._save if self.folder else None):
-                        tick(self.step / self.recipe.steps)
-                    told = now
-                if self.folder and saving.due:
-                    saving(self._save)
+            self.fly(tick)
         if self.folder:
             self._save()  # what follows, scores and files, may be killed too
         self.repeated = self._change  # graphs hold memory
@@ -196,14 +173,12 @@ class Tuning:
 
     def advance(self) -> None:
         """Take the next step."""
-        model = self.classifier.model
-        model.train()
         rows = self.rows_of(self.step)
         torch.manual_seed(self.lot(DROPOUT, self.step))
         tensors = self.classifier.inputs(self.classifier.encoder.batch(self.data.take(rows)))
         if self.r3f and self.r3f.weight:
             lots = torch.Generator(self.device).manual_seed(self.lot(NOISE, self.step))
-            tensors["noise"] = self.r3f.draw(model, tensors, lots)
+            tensors["noise"] = self.r3f.draw(self.classifier.model, tensors, lots)
             # A tensor, so that trainings of several weights are one program.
             tensors["weight"] = torch.full((), self.r3f.weight, dtype=torch.float64).to(self.device)
         if self.captures or self.crew:  # few shapes, each captured once
@@ -232,10 +207,6 @@ class Tuning:
     @property
     def trained_model(self) -> nn.Module:
         return self.classifier.model
-
-    @property
-    def half(self) -> bool:
-        return self.recipe.precision == "bfloat16"
 
     @property
     def alike(self) -> Hashable:
@@ -274,18 +245,6 @@ class Tuning:
                 apart = self.r3f(self.classifier.model, inputs, logits, noise)
             loss = loss + weight.to(apart.dtype) * apart
         return loss
-
-    def rows_of(self, step: int) -> Tensor:
-        """The examples of a step; what is left over at the end of an epoch waits for the next."""
-        batch = self.recipe.batch
-        epoch, place = divmod(step, len(self.labels) // batch)
-        if epoch != self.epoch:
-            lots = torch.Generator().manual_seed(self.lot(ORDER, epoch))
-            self.epoch, self.order = epoch, torch.randperm(len(self.labels), generator=lots)
-        return self.order[place * batch : (place + 1) * batch]
-
-    def lot(self, use: int, number: int) -> int:
-        return step_seed(step_seed(self.seed, use), number)
 
     def look(self) -> None:
         """Write a line: the mean training loss since the last, and the scores of validation."""
