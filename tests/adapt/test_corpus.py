@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import TensorDataset
 
-from moiety.adapt import further_pretrain, reading
+from moiety.adapt import finetune, further_pretrain, reading
 from moiety.adapt.corpus import read_corpus
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.labelled import read_labelled
@@ -247,6 +247,71 @@ def test_other_data_are_refused(tmp_path, reader, viewer):
         read_corpus(tmp_path, reader)
 
 
+def test_a_few_long_lines_are_packed_and_cut_ones_are_told(tmp_path, reader):
+    lines = [" ".join(["w1"] * 100)] * 5
+    (tmp_path / "long.txt").write_text("\n".join(lines))
+    corpus = read_corpus(tmp_path / "long.txt", reader, length=20)
+    assert f"{500 + 2 * 28} tokens in 28 rows" in corpus.notes  # 18 and two special ones a row
+    (tmp_path / "short.txt").write_text("\n".join(["w1 w2"] * 19 + [" ".join(["w3"] * 60)]))
+    corpus = read_corpus(tmp_path / "short.txt", reader, length=20)
+    assert "1 of 20 texts fill all 20 tokens, or are cut" in corpus.notes
+    for folder in (tmp_path / "kept", tmp_path / "kept"):  # written, then found
+        again = read_corpus(tmp_path / "short.txt", reader, length=20, folder=folder)
+        assert again.notes == corpus.notes
+
+
+def test_texts_without_labels_of_a_built_in_set_are_read_on(reader, monkeypatch):
+    texts = [f"w{i % 40} " * 30 for i in range(60)]
+    monkeypatch.setattr("moiety.adapt.reading.load_texts", lambda *_: texts)
+    corpus = read_corpus("imdb-text", reader, length=20)
+    (note,) = [note for note in corpus.notes if "tokens in" in note]
+    whole = 60 * 30 + 59  # a separator between two of them
+    rows = -(-whole // 18)
+    assert note == f"{whole + 2 * rows} tokens in {rows} rows"
+
+
+def test_words_that_would_do_nothing_are_refused(tmp_path, reader, viewer):
+    (tmp_path / "a.txt").write_text("\n".join(tiny.texts(40)))
+    corpus = read_corpus(tmp_path / "a.txt", reader)
+    images = TensorDataset(tiny.pictures(8))
+    for source, encoder, words in (
+        (tmp_path / "a.txt", reader, {"column": "text"}),
+        (tmp_path / "a.txt", reader, {"fit": True}),
+        (corpus, reader, {"length": 9}),
+        (corpus.train, reader, {"pack": True}),
+        (images, viewer, {"length": 9}),
+        (images, viewer, {"column": "images"}),
+    ):
+        with pytest.raises(ValueError, match=f"^{min(words)} does nothing for these data"):
+            read_corpus(source, encoder, **words)
+    with pytest.raises(ValueError, match="of a table in memory give the texts"):
+        read_corpus({"text": ["w1", "w2"], "label": [0, 1]}, reader)
+
+
+def test_what_was_read_with_another_tokenizer_is_refused(tmp_path, reader, viewer):
+    other = Encoder.load(
+        tiny.FAMILIES["bert"](), processor=tiny.tokenizer([f"v{i}" for i in range(43)])
+    )
+    corpus = read_corpus([f"w{i} w1 w2" for i in range(40)], reader)
+    rows = [f"w{i} w1,{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *rows]))
+    data = read_labelled(tmp_path, reader)
+    words = {"steps": 1, "batch": 4}
+    for run in (
+        lambda model: further_pretrain(model, corpus, **words),
+        lambda model: further_pretrain(model, corpus.train, **words),
+        lambda model: further_pretrain(model, ["v1 v2 v3"] * 30, labelled=data, **words),
+        lambda model: finetune(model, data, **words),
+        lambda model: finetune(model, data.train, **words),
+    ):
+        with pytest.raises(ValueError, match="were read with another tokenizer: read the data"):
+            run(other)
+    with pytest.raises(ValueError, match="the model reads images, and these rows hold none"):
+        finetune(viewer, data.train, **words)
+    reader.save(tmp_path / "saved")  # the same tokenizer, from the disk
+    finetune(Encoder.load(tmp_path / "saved"), data.train, **words)
+
+
 # -- images ---------------------------------------------------------------------------------------
 
 
@@ -406,6 +471,19 @@ def test_labelled_data_in_memory(reader, viewer):
     assert len(read_corpus(problem, reader).held) == 1
     with pytest.raises(ValueError, match="toy holds texts with classes"):
         read_labelled(problem, viewer)
+
+
+def test_a_class_is_a_word_or_a_whole_number(tmp_path, reader):
+    rows = [json.dumps({"text": f"w{i}", "label": [i % 2]}) for i in range(30)]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows))
+    with pytest.raises(ValueError, match=r"a class must be a word or a number, not \[0\]"):
+        read_labelled(tmp_path, reader)
+    ids = torch.randint(5, 40, (20, 6))
+    for labels in (torch.rand(20), torch.arange(20) % 2 - 1, torch.zeros(20, 1).long()):
+        with pytest.raises(ValueError, match="labels of train must be one whole number from 0 on"):
+            read_labelled(TensorDataset(ids, labels), reader)
+    with pytest.raises(ValueError, match=r"labelled data must be a path.*, not list"):
+        read_labelled(["w1", "w2"], reader)
 
 
 def test_a_single_class_is_refused(tmp_path, reader):

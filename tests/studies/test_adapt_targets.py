@@ -6,11 +6,10 @@ import torch
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 from moiety.adapt.encoders import Encoder
-from moiety.adapt.reading import Picture, fit_images
 from moiety.data.load import load_problem
 from moiety.data.named import find
 from moiety.studies.adapt import targets
-from moiety.studies.adapt.targets import TARGETS, load_target, spread
+from moiety.studies.adapt.targets import TARGETS, load_target, resized, spread
 
 SETS = {  # classes and measure
     "pneumoniamnist": (2, "accuracy"),
@@ -78,7 +77,7 @@ def test_omniglot_gives_12_drawings_of_a_character_labels_and_3_to_validation():
     (every,) = whole.targets
     name = target.classes[30]
     theirs = whole.test.targets[every.name] == every.classes.index(name)
-    drawn = fit_images(whole.test.inputs["images"][theirs], Picture((1, 8, 8), fit=True))
+    drawn = resized(whole.test.inputs["images"][theirs], 1, 8)
     assert torch.equal(test.inputs[test.labels == 30][:, :1], drawn)
 
 

@@ -10,7 +10,7 @@ Texts become token ids at once; with `folder` they are kept there and mapped int
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,8 @@ from ..data import Problem
 from ..data.named import NAMED
 from .encoders import Encoder
 from .images import ImageEncoder
-from .reading import Picture, fit_images, problem_texts, read_images, read_texts
+from .pictures import Picture, fit_images, read_images
+from .reading import has_columns, problem_texts, read_texts
 from .rows import Images, Rows, Tokens, hold_out
 from .text import TextEncoder
 from .tokens import cut_texts, id_rows, text_rows
@@ -65,6 +66,10 @@ def read_corpus(
     held     the share that is held out by `seed`, at least 16 rows and at most half
     folder   where token ids are kept, to be mapped into memory now and found next time
     """
+    words = {"column": column, "length": length, "pack": pack, "fit": fit or None}
+    idle = {name for name, given in words.items() if given is not None} - _heard(source, encoder)
+    if idle:
+        raise ValueError(f"{min(idle)} does nothing for these data: leave it out")
     if isinstance(source, Corpus):
         return source
     if not isinstance(source, str | os.PathLike | Problem | TensorDataset | Rows):
@@ -78,17 +83,28 @@ def read_corpus(
         notes += [*chosen, f"{len(tokens.ids)} tokens in {len(tokens)} rows"]
     else:
         assert isinstance(encoder, ImageEncoder)
-        rows = Rows(_images(source, Picture(encoder.shape, fit), column, data_dir))
+        rows = Rows(_images(source, Picture.of(encoder, fit), column, data_dir))
     train, out = hold_out(rows, held, LEAST, seed)
     notes.append(f"{len(train)} rows to train on, {len(out)} held out by seed {seed}")
     return Corpus(encoder.kind, train, out, notes)
+
+
+def _heard(source: Any, encoder: Encoder) -> set[str]:
+    """Which of its words `read_corpus` goes by."""
+    if isinstance(source, Corpus | Rows):
+        return set()
+    heard = {"fit"} if encoder.kind == "image" else {"length", "pack"}
+    if isinstance(source, TensorDataset):
+        return heard - {"length", "pack"}
+    file = isinstance(source, str | os.PathLike)
+    return heard | ({"column"} if file and has_columns(str(source), encoder.kind) else set())
 
 
 def _texts(source: Any) -> list[str]:
     """Texts in memory; a table or a tensor is none."""
     if isinstance(source, Tensor):
         raise ValueError("a tensor must be given as TensorDataset(data)")
-    if hasattr(source, "columns") or hasattr(source, "column_names"):
+    if isinstance(source, Mapping) or any(hasattr(source, w) for w in ("columns", "column_names")):
         raise ValueError("of a table in memory give the texts, such as list(table['text'])")
     texts = list(source) if isinstance(source, Iterable) else [source]
     if not all(isinstance(text, str) for text in texts):
@@ -115,10 +131,10 @@ def _tokens(
         said = "a single line" if lines else "no text"
         raise ValueError(f"{name} holds {said}; a corpus needs at least two lines")
     most = encoder.row_length(length)
-    # Lines of a text file belong together; the rows of a table are examples.
+    # Lines of a text file belong together, and what has no labels is read on; rows are examples.
     pack = pack if running or pack else False
-    tokens = text_rows(documents, encoder, most, pack=pack, folder=folder)
-    return tokens, chosen if running or pack else [*chosen, *cut_texts(tokens, most)]
+    tokens, packed = text_rows(documents, encoder, most, pack=pack, folder=folder)
+    return tokens, chosen if packed else [*chosen, *cut_texts(tokens, most)]
 
 
 def _documents(
@@ -128,7 +144,9 @@ def _documents(
     if isinstance(source, list):
         return [source], False, []
     if isinstance(source, Problem) or str(source) in NAMED:
-        return [problem_texts(source, data_dir)], False, []
+        texts = problem_texts(source, data_dir)
+        running = str(source) in NAMED and not NAMED[str(source)].labelled
+        return ([[text] for text in texts] if running else [texts]), running, []
     return read_texts(Path(source), column)
 
 
@@ -140,4 +158,4 @@ def _images(
         raise ValueError("the model reads images: give a folder, an array or TensorDataset(images)")
     if isinstance(source, TensorDataset):
         return Images(fit_images(source.tensors[0], wanted))
-    return Images(fit_images(read_images(source, wanted, column, data_dir), wanted))
+    return Images(read_images(source, wanted, column, data_dir))

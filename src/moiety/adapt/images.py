@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +40,7 @@ class ImageEncoder(Encoder):
                 "set one in the model's config that hides some and keeps some"
             )
         self.scale, self.mean, self.std = normalisation(processor, config.num_channels)
+        check_processor(processor, self.shape)
 
     def batch(self, rows: Any) -> Batch:
         """From uint8 images [B, C, H, W], or floats that are normalised already."""
@@ -115,6 +118,23 @@ def normalisation(processor: Any, channels: int) -> tuple[float, list[float], li
             f"{channels}; give the processor of this model"
         )
     return float(scale), mean, std
+
+
+def check_processor(processor: Any, wanted: tuple[int, int, int]) -> None:
+    """Raise for a processor that makes images of another size."""
+    channels, *size = wanted
+    if channels not in (1, 3):  # a processor resizes no others
+        return
+    blank = np.zeros((*size, channels), dtype=np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = processor(blank, input_data_format="channels_last", return_tensors="np")
+    found = made["pixel_values"].shape[-2:]
+    if found != tuple(size):
+        raise ValueError(
+            f"the image processor makes images of {found[0]}×{found[1]}, and the model reads "
+            f"{size[0]}×{size[1]}; give the processor of this model"
+        )
 
 
 def check_images(found: tuple[int, ...], wanted: tuple[int, int, int]) -> None:

@@ -8,6 +8,7 @@ Of a folder with splits the test file is not opened before `test` is called.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,8 @@ from ..data.targets import FEW, find_targets
 from ..tables import read_table, table_kind
 from .encoders import Encoder
 from .images import ImageEncoder
-from .reading import Picture, decode, fit_images, image_files, parts_of, problem_of, texts_of
+from .pictures import Picture, class_problem, fit_images, split_of_classes
+from .reading import parts_of, problem_of, texts_of
 from .rows import Images, Rows, Store, Tokens, hold_out
 from .text import TextEncoder
 from .tokens import cut_texts, id_rows, tokenised
@@ -47,10 +49,17 @@ class Labelled:
         """Read the test split; a second look at it is refused."""
         if self.read_test is None:
             raise ValueError("the data have no test split; add one, such as test.csv")
-        if self.opened:
-            raise ValueError("the test split was read before, and is read once only")
+        self.check_closed()
         self.opened = True
         return self.read_test()
+
+    def check_closed(self) -> None:
+        """Raise where the test split was read."""
+        if self.opened:
+            raise ValueError(
+                "the test split was read before, and is read once only: for another fine-tuning "
+                "give data.train, and validation=data.validation"
+            )
 
 
 @dataclass(frozen=True)
@@ -67,12 +76,13 @@ class Reader:
     def store(self, examples: Any) -> Store:
         """From texts, from token ids [N, L], or from images [N, C, H, W]."""
         if isinstance(self.encoder, ImageEncoder):
-            return Images(fit_images(examples, Picture(self.encoder.shape, self.fit)))
+            return Images(fit_images(examples, self.picture))
         assert isinstance(self.encoder, TextEncoder)
         if isinstance(examples, Tensor):
             return id_rows(examples, self.encoder)
         most = self.encoder.row_length(self.length)
-        tokens = Tokens.of(tokenised(examples, self.encoder, most))
+        rows = tokenised(examples, self.encoder, most)
+        tokens = Tokens.of(rows, self.encoder.vocabulary_key())
         self.notes.extend(cut_texts(tokens, most))
         return tokens
 
@@ -82,10 +92,13 @@ class Reader:
             return self.table(path)
         if not path.is_dir():
             raise ValueError(f"{path.name}: labelled images must be a folder for each class")
-        files = image_files(path)
-        words = [file.relative_to(path).parts[0] for file in files]
+        _check_no_columns(path, self.targets)
+        return split_of_classes(path, self.picture)
+
+    @property
+    def picture(self) -> Picture:
         assert isinstance(self.encoder, ImageEncoder)
-        return decode(files, Picture(self.encoder.shape, self.fit), path), words
+        return Picture.of(self.encoder, self.fit)
 
     def table(self, path: Path) -> tuple[list[str], list[str]]:
         """The texts and classes of a table; rows without a class are left out."""
@@ -99,6 +112,12 @@ class Reader:
         frame = frame[there]
         if frame.empty:
             raise ValueError(f"{path.name} holds no labelled example; add some, or remove it")
+        columns = [str(each) for each in frame.columns if each != target]
+        if self.text is not None and self.text not in columns:
+            raise ValueError(
+                f"{path.name} has no column {self.text!r} of texts; it has {', '.join(columns)}: "
+                "say text=NAME"
+            )
         words = [_word(value) for value in frame[target]]
         return texts_of(frame.drop(columns=target), self.text, path.name), words
 
@@ -120,20 +139,37 @@ def read_labelled(
               a folder of images by class (split by `seed`), the name of a built-in set, a
               `Problem`, or `TensorDataset(examples, class ids)` by split, in a dict
     targets   the column to predict, and `text` the one to read; else as they are usually called
-    fit       resize, crop and convert images to what the model reads, rather than refuse them
+    fit       have the model's image processor resize and convert images, rather than refuse them
     """
     reader = Reader(encoder, targets, text, length, fit)
     if isinstance(source, TensorDataset):
         source = {"train": source}
     if isinstance(source, dict):
         return _from_tensors(source, reader, seed)
-    whole = isinstance(source, Problem) or str(source) in NAMED
-    path = Path() if whole else Path(source).expanduser()
-    parts = parts_of(path) if not whole and path.is_dir() else {}
-    if "train" in parts:
-        return _from_parts(parts, reader, seed)
-    words = {} if isinstance(source, Problem) else {"targets": targets, "text": text, "seed": seed}
-    return _from_problem(problem_of(source, data_dir, **words), reader)
+    if not isinstance(source, str | os.PathLike | Problem):
+        raise ValueError(
+            "labelled data must be a path, the name of a set, a Problem or TensorDatasets by "
+            f"split, not {type(source).__name__}"
+        )
+    if not isinstance(source, Problem) and str(source) not in NAMED:
+        path = Path(source).expanduser()
+        parts = parts_of(path) if path.is_dir() else {}
+        if "train" in parts:
+            return _from_parts(parts, reader, seed)
+    return _from_problem(labelled_problem(source, reader, seed, data_dir), reader)
+
+
+def labelled_problem(
+    source: Any, reader: Reader, seed: int, data_dir: str | Path | None = None
+) -> Problem:
+    """One table or folder of images by class, split by the seed, or a built-in set."""
+    if isinstance(source, Problem):
+        return source
+    path = Path(source).expanduser()
+    if reader.encoder.kind == "image" and str(source) not in NAMED and path.is_dir():
+        _check_no_columns(path, reader.targets)
+        return class_problem(path.resolve(), reader.picture, seed)
+    return problem_of(source, data_dir, targets=reader.targets, text=reader.text, seed=seed)
 
 
 def _from_parts(parts: dict[str, Path], reader: Reader, seed: int) -> Labelled:
@@ -163,6 +199,12 @@ def _from_tensors(source: dict[str, TensorDataset], reader: Reader, seed: int) -
     """Of tensors by split."""
     if "train" not in source:
         raise ValueError(f"the data have no train, only {', '.join(source)}")
+    for name, data in source.items():
+        labels = data.tensors[1]
+        if labels.is_floating_point() or labels.dim() != 1 or int(labels.min()) < 0:
+            raise ValueError(
+                f"the labels of {name} must be one whole number from 0 on for each row"
+            )
     classes = [str(i) for i in range(int(source["train"].tensors[1].max()) + 1)]
 
     def rows(data: TensorDataset) -> Rows:
@@ -190,7 +232,7 @@ def _from_problem(problem: Problem, reader: Reader) -> Labelled:
         return Rows(reader.store(examples), None, split.targets[target.name], target.classes)
 
     given, later = rows(problem.validation), lambda: rows(problem.test)
-    gone = [note for note in problem.notes if note.endswith("left out")]
+    gone = [note for note in problem.notes if note.endswith(("left out", "taken out"))]
     found = _labelled(target.classes, rows(problem.train), given, later, 0)
     return replace(found, notes=[*gone, *reader.notes])
 
@@ -210,6 +252,11 @@ def _labelled(
     return Labelled(classes, train, validation, test)
 
 
+def _check_no_columns(path: Path, targets: str | None) -> None:
+    if targets is not None:
+        raise ValueError(f"{path.name} holds images by class: it has no column {targets!r}")
+
+
 def _only(columns: Iterable[str]) -> str:
     target, *more = columns
     if more:
@@ -219,6 +266,8 @@ def _only(columns: Iterable[str]) -> str:
 
 def _word(value: Any) -> str:
     """A class as text: 1.0, as a column with a gap reads, is "1"."""
+    if isinstance(value, list | dict):
+        raise ValueError(f"a class must be a word or a number, not {value!r:.60}")
     whole = isinstance(value, float) and value.is_integer()
     return str(int(value)) if whole else str(value).strip()
 

@@ -1,39 +1,21 @@
-"""Texts and images of files and built-in sets, as `corpus` and `labelled` need them."""
+"""Texts of files and built-in sets, and which part of a source is read; images: `pictures`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile, ZipFile
-
-import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from ..data import Problem, load_problem
 from ..data.columns import TEXT_NAMES, is_text
-from ..data.images import SUFFIXES, _decode, _header
+from ..data.images import SUFFIXES
 from ..data.named import NAMED, load_texts
 from ..data.splits import split_of
 from ..tables import PACKED, read_lines, read_table, table_kind
-from .images import check_images
 
 if TYPE_CHECKING:
     import pandas
 
-CHUNK = 1000  # images that are resized at a time
 ARRAYS = (".npy", ".npz")
-
-
-@dataclass(frozen=True)
-class Picture:
-    """The shape C, H, W that images must have, or are brought to with `fit`."""
-
-    shape: tuple[int, int, int]
-    fit: bool = False
 
 
 def parts_of(folder: Path) -> dict[str, Path]:
@@ -99,6 +81,16 @@ def but_test(problem: Problem, path: Path) -> tuple[Any, str]:
     return [*problem_texts(problem), *texts] if texts else problem, note
 
 
+def has_columns(source: str, kind: str) -> bool:
+    """Whether the unlabelled examples of a source have a column or array that can be named."""
+    if source in NAMED:
+        return False
+    path = training_part(Path(source))
+    if kind == "text":
+        return not path.is_dir() and table_kind(path) is not None
+    return path.suffix.lower() == ".npz"
+
+
 # -- texts ----------------------------------------------------------------------------------------
 
 
@@ -162,115 +154,3 @@ def _is_lines(path: Path) -> bool:
     for packing in PACKED:
         name = name.removesuffix(packing)
     return path.is_file() and name.endswith(".txt")
-
-
-# -- images ---------------------------------------------------------------------------------------
-
-
-def read_images(
-    source: Any, wanted: Picture, column: str | None, data_dir: str | Path | None = None
-) -> Tensor:
-    """The images of a source, uint8 [N, C, H, W], of its training split where it has splits."""
-    if isinstance(source, Problem) or str(source) in NAMED:
-        problem = problem_of(source, data_dir)
-        if problem.kind != "image":
-            raise ValueError(f"{problem.name} holds no images, and the model reads images")
-        return problem.train.inputs["images"]
-    path = training_part(Path(source))
-    if path.is_dir():
-        return decode(image_files(path), wanted, path)
-    if path.suffix.lower() not in ARRAYS:
-        raise ValueError(f"{path.name}: images must be a folder, .npy or .npz")
-    from ..hf.examples import read
-
-    _, images = read(path, column=array_name(path, column), limit=2**62)
-    pixels = np.array(images)
-    channels = pixels.shape[-1]
-    if channels not in (1, 3, wanted.shape[0]):
-        said = f"images have {channels} channels, and 1 or 3 are read"
-        if pixels.shape[1] in (1, 3, wanted.shape[0]):
-            said = f"images must be [N, H, W, C] or [N, H, W], not {list(pixels.shape)}"
-        raise ValueError(f"{path.name}: {said}")
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-
-
-def array_name(path: Path, column: str | None) -> str:
-    """The array of an .npz that holds the images: the one that was named, or the only one."""
-    from ..hf.examples import are_images
-
-    usual = "images" if column is None else column
-    try:
-        with ZipFile(path) as packed:
-            names = [name.removesuffix(".npy") for name in packed.namelist()]
-    except (OSError, BadZipFile):  # an .npy, or what `read` refuses
-        return usual
-    if usual in names:
-        return usual
-    if column is not None:
-        raise ValueError(f"{path.name} has no array {column!r}; it has {', '.join(names)}")
-    if len(names) == 1:
-        return names[0]
-    with np.load(path, allow_pickle=False) as arrays:
-        fits = [n for n in names if are_images(arrays[n])]
-    if len(fits) != 1:
-        raise ValueError(f"{path.name}: say column=NAME for one of {', '.join(names)}")
-    return fits[0]
-
-
-def has_columns(source: str, kind: str) -> bool:
-    """Whether the unlabelled examples of a source have a column or array that can be named."""
-    if source in NAMED:
-        return False
-    path = training_part(Path(source))
-    if kind == "text":
-        return not path.is_dir() and table_kind(path) is not None
-    return path.suffix.lower() == ".npz"
-
-
-def image_files(folder: Path) -> list[Path]:
-    """All images in a folder and below."""
-    files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES]
-    if not files:
-        raise ValueError(f"{folder} holds no image ({', '.join(SUFFIXES)}); put some there")
-    return files
-
-
-def decode(files: Sequence[Path], wanted: Picture, folder: Path) -> Tensor:
-    """Image files as uint8 [N, C, H, W]; one of another shape is refused, or made to fit."""
-    channels, height, width = wanted.shape
-    for path in files:
-        header = _header(path, folder)
-        found = (len(files), 1 if header.grey else 3, header.size[1], header.size[0])
-        if not wanted.fit:
-            _check(found, wanted, str(path.relative_to(folder)))
-    size, grey = (width, height), channels == 1
-    return torch.from_numpy(np.stack([_decode(path, size, grey, folder) for path in files]))
-
-
-def fit_images(images: Tensor, wanted: Picture) -> Tensor:
-    """Images [N, C, H, W] in the wanted shape: cropped to its ratio, resized, grey or in colour."""
-    if not wanted.fit or tuple(images.shape[1:]) == wanted.shape:
-        _check(tuple(images.shape), wanted)
-        return images
-    if images.dim() != 4 or images.dtype != torch.uint8:
-        raise ValueError(f"only uint8 images [N, C, H, W] can be fitted, got {list(images.shape)}")
-    return torch.cat([_fit(chunk, wanted.shape) for chunk in images.split(CHUNK)])
-
-
-def _fit(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    channels, height, width = shape
-    side = min(images.shape[2] / height, images.shape[3] / width)
-    rows, columns = round(side * height), round(side * width)
-    top, left = (images.shape[2] - rows) // 2, (images.shape[3] - columns) // 2
-    pixels = images[:, :, top : top + rows, left : left + columns].float()
-    pixels = F.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
-    if channels != images.shape[1]:
-        pixels = pixels.mean(1, keepdim=True).expand(-1, channels, -1, -1)
-    return pixels.round().clamp(0, 255).to(torch.uint8)
-
-
-def _check(found: tuple[int, ...], wanted: Picture, name: str = "") -> None:
-    try:
-        check_images(found, wanted.shape)
-    except ValueError as error:
-        raise ValueError(f"{name and f'{name}: '}{error}, or say fit=True") from None

@@ -29,10 +29,9 @@ import torch
 from torch import Tensor
 
 from ... import io
-from ...adapt.reading import Picture, fit_images
 from ...data.load import load_problem
 from ...data.named import NAMED, cache, find, load_texts
-from .targets import made_up_texts
+from .targets import made_up_texts, resized
 
 Kind = Literal["image", "text"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]  # RoBERTa's, ids 0 to 4
@@ -80,16 +79,16 @@ def _images(data: str, side: int, train: int | None) -> Corpus:
     """Images without their classes; the held out ones are of the test split."""
     from transformers import ViTImageProcessor
 
-    problem, wanted = load_problem(data), Picture((3, side, side), fit=True)
+    problem = load_problem(data)
     both = [split.inputs["images"] for split in (problem.train, problem.validation)]
-    images = fit_images(torch.cat(both)[:train], wanted)
+    images = resized(torch.cat(both)[:train], 3, side)
     pixels = images.float() / 255
     mean, std = (
         [round(float(v), 4) for v in f(pixels, (0, 2, 3))] for f in (torch.mean, torch.std)
     )
     size = {"height": side, "width": side}
     processor = ViTImageProcessor(size=size, image_mean=mean, image_std=std)
-    return Corpus(images, fit_images(problem.test.inputs["images"][:PICTURES], wanted), processor)
+    return Corpus(images, resized(problem.test.inputs["images"][:PICTURES], 3, side), processor)
 
 
 # -- texts ----------------------------------------------------------------------------------------

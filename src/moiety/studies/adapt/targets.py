@@ -41,9 +41,9 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...adapt.encoders import Encoder
-from ...adapt.reading import Picture, fit_images
 from ...adapt.rows import Images, Rows
 from ...adapt.text import TextEncoder
 from ...adapt.tokens import Tokens, tokenised
@@ -53,6 +53,7 @@ from ..cosine.language import made_up
 
 Measure = Literal["accuracy", "macro_f1", "micro_f1"]  # as `adapt` names its scores
 SIDE = 32  # pixels
+AT_ONCE = 1000  # images that are resized
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def _read(name: str, side: int) -> _Read:
             texts = [text for split in splits for text in split.texts]
             return Examples([texts[row] for row in rows], numbers, classes)
         images = torch.cat([split.inputs["images"] for split in splits])[rows]
-        grey = fit_images(images, Picture((1, side, side), fit=True))
+        grey = resized(images, 1, side)
         return Examples(grey.expand(-1, 3, -1, -1), numbers, classes)
 
     pool = examples(problem.train, problem.validation)
@@ -212,6 +213,20 @@ def _read(name: str, side: int) -> _Read:
         plan.labels or len(examples(problem.train)),
         plan.validation or len(examples(problem.validation)),
     )
+
+
+def resized(images: Tensor, channels: int, side: int) -> Tensor:
+    """Square images, uint8 [N, C, H, W], of another size, and grey or in colour."""
+    if tuple(images.shape[1:]) == (channels, side, side):
+        return images
+    return torch.cat([_resized(chunk, channels, side) for chunk in images.split(AT_ONCE)])
+
+
+def _resized(images: Tensor, channels: int, side: int) -> Tensor:
+    pixels = F.interpolate(images.float(), (side, side), mode="bilinear", antialias=True)
+    if channels != images.shape[1]:
+        pixels = pixels.mean(1, keepdim=True).expand(-1, channels, -1, -1)
+    return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
 def _repeats(inputs: Tensor | list[str]) -> np.ndarray:
