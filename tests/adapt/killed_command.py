@@ -75,7 +75,7 @@ def main(folder, places, method):
     caching.BATCH, caching.CHUNK = 4, 1  # a chunk is four texts
     folder.mkdir(exist_ok=True)
     asking.roberta(folder / "roberta", trunk=True)
-    asking.texts(folder / "texts.txt")
+    asking.texts(folder / "texts.txt", 40)  # as many as the steps ask for: there is a cache
     asking.texts(folder / "old.txt", 40)
     asking.tables(folder / "labelled")
     told, sys.stdout = sys.stdout, sys.stderr  # the command has its say there

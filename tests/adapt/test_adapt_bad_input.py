@@ -148,7 +148,7 @@ def test_a_cache_of_another_teacher(refused, tmp_path):
     folder = tmp_path / "out" / "pretraining" / "round-1" / "cache"
     key = Key(teacher="another", input="", layer="", shape=(1, 1, 1))
     Cache.open(folder, key)
-    said = refused("roberta", "texts.txt")
+    said = refused("roberta", "texts.txt", "--batch", 44)
     assert said == (
         f"{folder} caches the representations of another teacher: delete it, or choose another "
         "folder"
@@ -170,7 +170,7 @@ def test_a_cache_of_another_teacher(refused, tmp_path):
         (("--patience", 2), "--patience goes with --stop probe"),
         (
             ("--cache-limit", "much"),
-            "--cache-limit must be a size such as 500MB or 10GB, not 'much'",
+            "--cache-limit must be 0 or a size such as 500MB or 10GB, not 'much'",
         ),
         (
             ("--method", "further", "--rounds", 2),
@@ -185,7 +185,7 @@ def test_a_cache_of_another_teacher(refused, tmp_path):
             "--distill-every goes with a --distill-weight above 0",
         ),
         (("--mae-weight", "nan"), "--mae-weight must be a number, got nan"),
-        (("--lr", -1), "lr must be a positive number, got -1.0"),
+        (("--lr", -1), "--lr must be above 0, got -1"),
         (("--length", 99), "length must be from 3 to 23, got 99"),
         (("--text", "nocolumn"), "--text goes with a table, and there is none"),
         (("--labelled-text", "x"), "--labelled-text goes with --labelled"),
@@ -194,11 +194,38 @@ def test_a_cache_of_another_teacher(refused, tmp_path):
             "--match-routing goes with a model with experts; see moiety upcycle",
         ),
         (("--fit",), "--fit goes with images, and the model reads texts"),
+        (("--data-dir", "nowhere"), "--data-dir goes with a built-in set, and there is none"),
+        (
+            ("--labelled", "scierc", "--labelled-text", "x"),
+            "--labelled-text goes with a labelled table, and there is none",
+        ),
+        (("--labelled", "scierc", "--text", "x"), "--text goes with a table, and there is none"),
         (("--warm-steps", 9), "--warm-steps goes with a model that lacks its head or decoder"),
     ],
 )
 def test_options_that_would_do_nothing_or_make_no_sense(refused, more, said):
     assert refused("roberta", "texts.txt", *more) == said
+
+
+def test_the_labelled_table_may_have_another_column_of_texts(refused, tmp_path):
+    papers, cited = tmp_path / "papers.csv", tmp_path / "cited.csv"
+    papers.write_text("\n".join(["abstract", *["w1 w2 w3"] * 40]))
+    cited.write_text("\n".join(["body,label", *[f"w{i},{'ab'[i % 2]}" for i in range(40)]]))
+    (tmp_path / "split").mkdir()
+    cited.rename(tmp_path / "split" / "train.csv")
+    words = ("--text", "abstract", "--labelled", tmp_path / "split")
+    said = refused("roberta", papers, *words, out=tmp_path.with_name("out"))
+    assert said == (
+        "train.csv has no column 'abstract' of texts; it has body: give --labelled-text NAME"
+    )
+
+
+def test_images_by_class_have_no_column_to_predict(refused, tmp_path):
+    for name in ("a", "b"):
+        asking.images(tmp_path / "train" / name)
+    words = ("--labelled", tmp_path, "--target", "breed")
+    said = refused("mae", "images", *words, out=tmp_path.with_name("out"))
+    assert said == "train holds images by class: it has no column 'breed'"
 
 
 def test_options_of_texts_with_a_model_of_images(refused, tmp_path):
@@ -250,7 +277,7 @@ def test_what_a_comparison_needs(refused, given):
 
 def test_fine_tuning_is_refused_before_any_training(refused, given, tmp_path):
     said = refused("roberta", "texts.txt", "--labelled", given / "labelled", "--tune-lr", -1)
-    assert said == "--tune-lr must be a positive number, got -1.0"
+    assert said == "--tune-lr must be above 0, got -1"
     assert not (tmp_path / "out" / "pretraining" / "plan.json").exists()
 
 

@@ -303,7 +303,7 @@ def coupled():
 
 def unmasked():
     teacher = encoder("text")
-    teacher.sees_padding = lambda: True  # as FNet does
+    teacher.sees_padding = True  # as FNet does
     return teacher
 
 

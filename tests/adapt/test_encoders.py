@@ -161,15 +161,15 @@ def test_padding_changes_nothing(family):
         both.features[:1, :length], encoder.represent(alone).features, rtol=1e-4, atol=1e-5
     )
     assert torch.equal(both.cls, both.features[:, 0])
-    assert not encoder.sees_padding()
+    assert not encoder.sees_padding
 
 
 def test_a_model_that_sees_padding_is_found_out():
     config = T.FNetConfig(**{name: tiny.TEXT[name] for name in tiny.TEXT if "heads" not in name})
     encoder = Encoder.load(T.FNetForMaskedLM(config), processor=tiny.tokenizer())
-    assert encoder.sees_padding()
+    assert encoder.sees_padding
     assert encoder.model.training
-    assert not made("vit-mae").sees_padding()
+    assert not made("vit-mae").sees_padding
 
 
 @pytest.mark.parametrize("family", list(tiny.FAMILIES))
@@ -392,7 +392,7 @@ def test_loading_leaves_everything_as_it_was(family):
     assert encoder.by_place and torch.equal(torch.random.get_rng_state(), before)
     assert all(part.training for part in encoder.model.modules())
     assert all(torch.equal(t, state[name]) for name, t in encoder.model.state_dict().items())
-    assert not encoder.sees_padding() and not encoder.trunk._forward_hooks
+    assert not encoder.sees_padding and not encoder.trunk._forward_hooks
     assert all(part.training for part in encoder.model.modules())
 
 
@@ -406,8 +406,8 @@ def test_a_model_that_says_no_numbers_is_loaded_and_given_all():
 def test_a_short_probe_does_not_change_how_a_model_attends():
     config = T.BigBirdConfig(block_size=2, num_random_blocks=1, **tiny.TEXT)
     encoder = Encoder.load(T.BigBirdForMaskedLM(config), processor=tiny.tokenizer())
-    encoder.sees_padding()
-    assert encoder.by_place and encoder.trunk.attention_type == "block_sparse"
+    assert encoder.by_place and not encoder.sees_padding
+    assert encoder.trunk.attention_type == "block_sparse"
 
 
 class ReadsAll(T.BertForMaskedLM):

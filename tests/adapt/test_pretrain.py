@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,11 @@ import transformers as T
 from rows import Rows, encoder, labelled, moved, rows, same, upcycled
 from torch.utils.data import TensorDataset
 
-from moiety.adapt import encoders, stage
+from moiety.adapt import encoders
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.labelled import read_labelled
 from moiety.adapt.pretrain import further_pretrain, self_distill
-from moiety.adapt.recipe import Recipe, adamw
+from moiety.adapt.recipe import Recipe, adamw, checked
 from moiety.train.state import read_state
 
 KINDS = ("image", "text")
@@ -147,7 +148,7 @@ def test_weights_that_lie_otherwise_in_memory_go_on_where_they_were(tmp_path, mo
     assert not all(p.is_contiguous() for p in model.model.parameters())
     words = {"steps": 6, "batch": 6, "lr": 1e-2, "checks": 1}
     alone = further_pretrain(model, data, **words)
-    monkeypatch.setattr(stage, "TOLD", 0.0)
+    monkeypatch.setattr("moiety.adapt.flight.TOLD", 0.0)
 
     def half(name, share):
         if share >= 0.5:
@@ -180,9 +181,7 @@ def test_the_recipe_is_that_of_the_digest():
     assert thin["weight_decay"] == 0.0 and {p.dim() for p in thin["params"]} == {1}
     trained = [p for p in model.model.parameters() if p.requires_grad]
     assert len(wide["params"]) + len(thin["params"]) == len(trained)
-    assert [s for s in range(11) if Recipe(steps=10, batch=1, lr=1.0, checks=3).checked(s)] == [
-        *(0, 4, 7, 10)
-    ]
+    assert [s for s in range(1, 11) if checked(s, steps=10, checks=3)] == [4, 7, 10]
 
 
 def test_experts_are_trained_with_their_balance_losses_and_beside_the_teachers_routers():
@@ -222,6 +221,42 @@ def test_counted_flops_are_in_the_result():
 # -- data ------------------------------------------------------------------------------------------
 
 
+def test_what_was_finished_comes_back_as_it_was_left(tmp_path):
+    model = encoder("text")
+    for run in (further_pretrain, self_distill):
+        for _ in range(2):  # trained, then found
+            made = run(model, rows("text"), out=tmp_path / run.__name__, **SHORT)
+            assert not made.encoder.model.training
+
+
+def test_a_teacher_that_is_asked_for_few_examples_keeps_none(tmp_path, caplog):
+    caplog.set_level("INFO", "moiety.adapt")
+    data, words = rows("text", 30), {**SHORT, "teacher": state(encoder("text"))}
+    for steps, every, online in ((5, 1, False), (4, 1, True), (10, 2, False), (9, 2, True)):
+        words |= {"steps": steps, "distill_every": every}
+        made = self_distill(encoder("text"), data, **words)
+        assert (made.stages[-1].online is not None) == online
+    assert "it is asked for 24 of 30 examples" in caplog.text
+
+
+def test_a_disk_without_room_is_told_before_anything_is_trained(tmp_path, monkeypatch):
+    words = {**SHORT, "steps": 6, "out": tmp_path / "out"}
+    full = shutil.disk_usage(tmp_path)._replace(free=10)
+    with monkeypatch.context() as patched:
+        patched.setattr("moiety.adapt.cache.shutil.disk_usage", lambda _: full)
+        with pytest.raises(ValueError, match="room for 10 bytes: make room, or set a cache_limit"):
+            self_distill(encoder("text"), rows("text"), **words)
+    assert not (tmp_path / "out" / "plan.json").exists()
+    self_distill(encoder("text"), rows("text"), cache_limit=1000, **words)  # as was advised
+
+
+def test_weights_of_another_model_are_no_teacher():
+    with pytest.raises(ValueError, match=r"^teacher holds weights of another model: give those of"):
+        self_distill(
+            encoder("text"), rows("text"), teacher=encoder("image").model.state_dict(), **SHORT
+        )
+
+
 def test_from_a_folder_and_a_text_file(tmp_path):
     tiny.FAMILIES["bert"]().save_pretrained(tmp_path / "bert")
     tiny.tokenizer().save_pretrained(tmp_path / "bert")
@@ -237,7 +272,7 @@ def test_from_a_folder_and_a_text_file(tmp_path):
         out=tmp_path / "out",
         tick=lambda stage, share: heard.append((stage, share)),
         **words,
-        **SHORT,
+        **{**SHORT, "steps": 12},
     )
     assert {"target", "source", "linear", "knn", "score", "distance"} <= set(made.history[-1])
     assert [stage for stage, share in heard if share == 1.0] == [
@@ -253,7 +288,7 @@ def test_from_a_folder_and_a_text_file(tmp_path):
 
 
 def test_it_tells_how_far_it_is_between_two_looks(monkeypatch):
-    monkeypatch.setattr("moiety.adapt.stage.TOLD", 0.0)
+    monkeypatch.setattr("moiety.adapt.flight.TOLD", 0.0)
     heard = []
     words = {**SHORT, "checks": 1, "tick": lambda _, share: heard.append(share)}
     further_pretrain(encoder("image"), rows("image"), **words)
@@ -287,6 +322,8 @@ def test_images_in_memory_have_a_part_held_out():
         ({"lr": -1.0}, ValueError, "lr must be a positive number, got -1.0"),
         ({"weight_decay": -1.0}, ValueError, "weight_decay must be 0 or more"),
         ({"stop": "loss"}, ValueError, "stop must be one of"),
+        ({"stop": "probe"}, ValueError, "needs labelled training examples to probe on"),
+        ({"processor": "x"}, ValueError, "an Encoder has its processor: leave processor out"),
         ({"precision": "int8"}, ValueError, "precision must be one of"),
         ({"rounds": 0}, ValueError, "rounds must be at least 1, got 0"),
         (
@@ -298,9 +335,10 @@ def test_images_in_memory_have_a_part_held_out():
         ({"speed": 3}, TypeError, "there is no option speed; there are held, source"),
     ],
 )
-def test_bad_settings_are_refused(words, error, said):
+def test_bad_settings_are_refused_and_leave_a_folder_as_it_was(words, error, said, tmp_path):
     with pytest.raises(error, match=said):
-        self_distill(encoder("image"), rows("image"), **{**SHORT, **words})
+        self_distill(encoder("image"), rows("image"), **{**SHORT, "out": tmp_path, **words})
+    assert not (tmp_path / "plan.json").exists()
 
 
 def test_a_folder_of_another_adaptation_is_refused(tmp_path):
@@ -362,7 +400,7 @@ def test_flops_are_those_of_a_whole_batch(monkeypatch, make):
 
 
 def test_an_interrupt_between_two_steps_keeps_what_was_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(stage, "TOLD", 0.0)
+    monkeypatch.setattr("moiety.adapt.flight.TOLD", 0.0)
     words = {**SHORT, "steps": 6, "checks": 1}
     model, data = encoder("text"), rows("text")
     alone = further_pretrain(model, data, **words)

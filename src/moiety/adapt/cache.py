@@ -198,12 +198,7 @@ class Cache:
 
     def _reserve(self) -> None:
         held = self.values_path.stat().st_blocks * 512 if self.values_path.exists() else 0
-        free = shutil.disk_usage(self.folder).free + held
-        if free < self.key.bytes:
-            raise ValueError(
-                f"the teacher's representations take {told_bytes(self.key.bytes)} and "
-                f"{self.folder} has room for {told_bytes(free)}: set a cache_limit below that"
-            )
+        check_room(self.folder, self.key.bytes - held)
 
     def _touch(self) -> None:
         with open(self.values_path, "ab") as file:
@@ -326,10 +321,21 @@ def put(records_BMD: Tensor, features_BLD: Tensor, real_BL: Tensor) -> None:
     records_BMD[:, length:] = 0.0
 
 
+def check_room(folder: Path, size: int) -> None:
+    """Raise where the disk of a folder has no room for a cache."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if free < size:
+        raise ValueError(
+            f"the teacher's representations take {told_bytes(size)} and {folder} has room for "
+            f"{told_bytes(free)}: make room, or set a cache_limit below that"
+        )
+
+
 def told_bytes(size: float) -> str:
     """A size in words."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
             break
         size /= 1000
     return f"{size:.3g} {unit}"

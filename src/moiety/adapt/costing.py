@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,15 +17,15 @@ from .cache import look_through
 from .classifier import Classifier
 from .command import Opened, draw
 from .comparing import ARMS
-from .course import Course
-from .encoders import MASK, Encoder
+from .course import Course, few_masked
+from .encoders import Encoder
 from .finetune import batch_size
 from .follow import Follow
 from .heads import only_made
 from .objective import Objective
 from .opening import open_recipe
 from .pretrain import MATCHES
-from .recipe import Recipe
+from .rows import Rows
 from .stage import FURTHER
 from .teachers import cache_key, frozen, why_online
 
@@ -41,7 +40,13 @@ class Line:
     steps: int
     batch: int
     flops: float
+    rows: int  # that there are
     times: int = 1
+
+    @property
+    def passes(self) -> float:
+        """How often each example is seen."""
+        return self.steps * self.batch / self.rows
 
     @property
     def total(self) -> float:
@@ -62,61 +67,51 @@ class Costs:
 
 def costs(asked: Asked, opened: Opened) -> Costs:
     """Count one step of every stage; nothing is trained."""
-    encoder, rows = opened.encoder, opened.corpus.train
-    words = asked.words(tuple(name for name in PRETRAINING if name != "warm_steps"))
-    recipe = open_recipe(encoder, words, {})
-    course = Course(encoder=encoder, rows=rows, seed=asked.seed, follow=Follow(seed=asked.seed))
-    stages = list(_warm(asked, encoder, rows))
-    objective, size, online = FURTHER, 0, None
-    if asked.method != "further":
-        objective = Objective(
-            match=asked.match or MATCHES[encoder.kind],
-            mae_weight=asked.mae_weight,
-            distill_weight=asked.distill_weight,
-            distill_every=asked.distill_every,
-            match_routing=asked.match_routing,
-        )
-    flops, batch = course.flops(recipe, objective), min(recipe.batch, len(rows))
-    stages.append(Line("further", recipe.steps, batch, flops["further"]))
-    if asked.method != "further" and "cached" in flops:
-        inputs = look_through(encoder, rows)
-        size = cache_key(frozen(encoder.copy()), objective, rows, inputs).bytes
-        online = "no cache is wanted"
-        if asked.cache:
-            online = why_online(encoder, objective, inputs, size, asked.cache_limit)
-        size = 0 if online else size
-        stages += _rounds(asked, recipe, batch, flops, online)
-    elif asked.method != "further":
-        stages += [
-            Line(f"round-{n}", recipe.steps, batch, flops["further"])
-            for n in range(1, asked.rounds + 1)
-        ]
+    stages, size, online = list[Line](), 0, None
+    if opened.corpus is not None:
+        stages, size, online = _pretraining(asked, opened.encoder, opened.corpus.train)
     if opened.labelled is not None:
         stages.append(_tuning(asked, opened))
     return Costs(stages, size, online, _disk(asked, opened))
 
 
-def _warm(asked: Asked, encoder: Encoder, rows: Any) -> Iterator[Line]:
+def _pretraining(asked: Asked, encoder: Encoder, rows: Rows) -> tuple[list[Line], int, str | None]:
+    """The stages before fine-tuning, the bytes of a cache, or why there is none."""
+    words = asked.words(tuple(name for name in PRETRAINING if name != "warm_steps"))
+    recipe = open_recipe(encoder, words, {"labelled": asked.labelled})
+    course = Course(encoder=encoder, rows=rows, seed=asked.seed, follow=Follow(seed=asked.seed))
+    course.cache, course.cache_limit = asked.cache, asked.cache_limit
+    objective, size, online = FURTHER, 0, None
+    if asked.method != "further":
+        words = asked.words(("mae_weight", "distill_weight", "distill_every", "match_routing"))
+        objective = Objective(match=asked.match or MATCHES[encoder.kind], **words)
+    flops, batch, count = course.flops(recipe, objective), min(recipe.batch, len(rows)), len(rows)
+    stages = [
+        *_warm(asked, encoder, rows),
+        Line("further", recipe.steps, batch, flops["further"], count),
+    ]
+    if asked.method == "further":
+        return stages, 0, None
+    kind = "further"  # where the second term has no weight
+    if "cached" in flops:
+        key = cache_key(frozen(encoder.copy()), objective, rows, look_through(encoder, rows))
+        online = why_online(encoder, objective, key, **course.caching(recipe, objective))
+        kind, size = ("online", 0) if online else ("cached", key.bytes)
+    for number in range(1, asked.rounds + 1):
+        if size:
+            stages.append(Line(f"round-{number}, cache", 1, count, flops["build"], count))
+        stages.append(Line(f"round-{number}", recipe.steps, batch, flops[kind], count))
+    return stages, size, online
+
+
+def _warm(asked: Asked, encoder: Encoder, rows: Rows) -> Iterator[Line]:
     if not encoder.made:
         return
     own, size = encoder.copy(), min(WARM_BATCH, len(rows))
-    every = own.batch(rows.take(torch.arange(size)))
-    masks = own.mask(every, torch.Generator().manual_seed(0))
-    batch, times = own.few({**every, MASK: masks})
-    masks = batch.pop(MASK)
+    batch, masks, times = few_masked(own, rows, size, seed=0)
     with only_made(own):
         flops = times * cost.flops(lambda: FURTHER.backward(own, batch, masks))
-    yield Line("warm-up", asked.warm_steps, size, flops)
-
-
-def _rounds(
-    asked: Asked, recipe: Recipe, batch: int, flops: dict[str, float], online: str | None
-) -> Iterator[Line]:
-    kind = "online" if online else "cached"
-    for number in range(1, asked.rounds + 1):
-        if not online:
-            yield Line(f"round-{number}, cache", 1, batch, flops["build"])
-        yield Line(f"round-{number}", recipe.steps, batch, flops[kind])
+    yield Line("warm-up", asked.warm_steps, size, flops, len(rows))
 
 
 def _tuning(asked: Asked, opened: Opened) -> Line:
@@ -131,7 +126,8 @@ def _tuning(asked: Asked, opened: Opened) -> Line:
     batch, more = encoder.few(encoder.batch(train.take(torch.arange(size))))
     flops = more * cost.flops(lambda: classifier.logits(batch).sum().backward())
     times = asked.seeds * len(ARMS) if compared else 1
-    return Line("fine-tuning", asked.epochs * (len(train) // size), size, flops, times)
+    steps = asked.epochs * (len(train) // size)
+    return Line("fine-tuning", steps, size, flops, len(train), times)
 
 
 def _disk(asked: Asked, opened: Opened) -> int:
@@ -139,10 +135,14 @@ def _disk(asked: Asked, opened: Opened) -> int:
     beside the one before it; or, in the end, the results.
     """
     one = sum(t.numel() * t.element_size() for t in opened.encoder.model.state_dict().values())
-    stages = 1 + bool(opened.encoder.made) + 1 + (asked.method != "further") * asked.rounds
+    rounds = asked.rounds * (asked.method in ("self-distill", "compare"))
+    stages = (1 + bool(opened.encoder.made) + 1 + rounds) * (opened.corpus is not None)
     flying = 3 + (asked.stop == "probe")  # with both moments, and the best so far
-    saved = 1 + (opened.labelled is not None)
-    tuned = saved - 1
+    tuned = int(opened.labelled is not None)
+    saved = tuned + (opened.corpus is not None)
+    earlier = saved - tuned  # the adapted model is saved before it is fine-tuned
     if asked.method == "compare":
         saved, tuned = 2 * len(ARMS), asked.seeds * len(ARMS)
-    return one * (stages + max(2 * flying, saved + tuned))
+        earlier = tuned - 1
+    tuning = earlier + 2 * 3 if tuned else 0
+    return one * (stages + max(2 * flying, tuning, saved + tuned))

@@ -1,6 +1,8 @@
 """What the stages of one adaptation share: the initial weights, the data, and a folder.
 
 plan.json             the settings; a folder that was begun with others is refused
+corpus/  source/      token ids of texts (see `tokens`)
+warm-up/              of a head that the model lacks (see `heads`)
 initial.safetensors   the weights that every stage starts from
 further/  round-1/    the stages (see `stage`); a cache lives in that of its round, while needed
 """
@@ -20,10 +22,11 @@ import torch
 from torch import Tensor
 
 from .. import cost, io
+from ..modes import at_rest
 from ..train.draws import step_seed
 from ..train.fit import seeded
 from ..train.state import read_state, state_bytes
-from .cache import Inputs, look_through
+from .cache import Inputs, check_room, look_through
 from .encoders import MASK
 from .follow import Follow
 from .heads import warm_up
@@ -31,12 +34,12 @@ from .lora import with_adapters
 from .objective import Objective
 from .recipe import WARM_STEPS, Recipe
 from .stage import FURTHER, Stage
-from .teachers import frozen, make_teacher
+from .teachers import cache_key, frozen, make_teacher, why_online
 from .together import Member
 from .trained import State, Trained, read_trained, to_cpu, whole_state
 
 if TYPE_CHECKING:
-    from .encoders import Encoder
+    from .encoders import Batch, Encoder
 
 Tick = Callable[[str, float], None]
 
@@ -61,10 +64,14 @@ class Course:
     initial: State = dataclasses.field(default_factory=dict)
     inputs: Inputs = dataclasses.field(default_factory=lambda: Inputs(None, 0))
 
-    def prepare(self, plan: Mapping[str, Any]) -> None:
-        """Settle the plan and the initial weights."""
+    def prepare(
+        self, plan: Mapping[str, Any], recipe: Recipe | None = None, objective: Objective = FURTHER
+    ) -> None:
+        """Settle the plan and the initial weights; a cache has to have room on the disk."""
         self.inputs = look_through(self.encoder, self.rows)
         if self.out is not None:
+            if recipe is not None and not (self.out / "plan.json").exists():
+                self._check_room(recipe, objective)
             key = self.encoder.weights_key(whole=True)  # a head that is made follows from the seed
             same = {
                 "model": key,
@@ -75,6 +82,20 @@ class Course:
             settle(self.out, {**plan, **same, **warm})
         self.initial = self._initial()
         self.encoder.made = []
+
+    def _check_room(self, recipe: Recipe, objective: Objective) -> None:
+        assert self.out is not None
+        with at_rest(self.encoder.model):  # a router that counts is not to see this
+            key = cache_key(self.encoder, objective, self.rows, self.inputs, self.cache_dtype)
+        if objective.distill_weight and not why_online(
+            self.encoder, objective, key, **self.caching(recipe, objective)
+        ):
+            check_room(self.out, key.bytes)
+
+    def caching(self, recipe: Recipe, objective: Objective) -> dict[str, Any]:
+        """What decides whether a teacher is cached, see `why_online`."""
+        asked = recipe.steps * min(recipe.batch, len(self.rows)) // objective.distill_every
+        return {"cache": self.cache, "limit": self.cache_limit, "uses": asked}
 
     @property
     def weights(self) -> State:
@@ -139,10 +160,9 @@ class Course:
             self.rows,
             self.inputs,
             (folder or made) / "cache",
-            cache=self.cache,
-            limit=self.cache_limit,
             dtype=self.cache_dtype,
             tick=None if self.tick is None else partial(self.tick, f"{name}, cache"),
+            **self.caching(recipe, objective),
         )
         done = False
         try:
@@ -186,10 +206,7 @@ class Course:
         encoder = self.encoder.copy()
         if recipe.lora is not None:
             encoder = with_adapters(encoder, recipe.lora, self.seed)
-        whole = encoder.batch(self.rows.take(torch.arange(size)))
-        masks = encoder.mask(whole, torch.Generator().manual_seed(self.seed))
-        batch, times = encoder.few({**whole, MASK: masks})
-        masks = batch.pop(MASK)
+        batch, masks, times = few_masked(encoder, self.rows, size, self.seed)
         with seeded(step_seed(self.seed, 0), encoder.device):
             encoder.model.train()
             further = times * cost.flops(lambda: FURTHER.backward(encoder, batch, masks))
@@ -205,6 +222,14 @@ class Course:
             cached = (taught + (every - 1) * rest) / every
             counted |= {"cached": cached, "online": cached + teacher / every}
             return {**counted, "build": teacher * len(self.rows) / size}
+
+
+def few_masked(encoder: Encoder, rows: Any, size: int, seed: int) -> tuple[Batch, Tensor, float]:
+    """Some of the first rows and their masks, and how many times as many the first `size` are."""
+    whole = encoder.batch(rows.take(torch.arange(size)))
+    masks = encoder.mask(whole, torch.Generator().manual_seed(seed))
+    batch, times = encoder.few({**whole, MASK: masks})
+    return batch, batch.pop(MASK), times
 
 
 def settle(folder: Path, plan: Mapping[str, Any]) -> None:

@@ -21,13 +21,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from ..moe import MoE
 from .cache import digest_of
+from .rows import Images, Tokens
 
 Batch = dict[str, Tensor]
 NO_FUNCTION = {"architectures", "transformers_version", "dtype", "torch_dtype"}  # of a config
@@ -82,6 +83,9 @@ class Encoder(ABC):
     """A model with its masked pre-training head, and what prepares its input."""
 
     kind: Literal["image", "text"]
+    # Whether what is beside an example in its batch changes its representation; if it does, none
+    # can be kept for another batch.
+    sees_padding = False
 
     def __init__(self, model: Any, processor: Any = None, made: Sequence[str] = ()) -> None:
         self.model = model
@@ -125,17 +129,16 @@ class Encoder(ABC):
     def input_key(self) -> str:
         """Say all that decides how raw examples become tensors: a part of a cache's key."""
 
+    def check_reads(self, rows: Any) -> None:
+        """Raise for rows that were read for another kind of model, or with another tokenizer."""
+        other, reads = (Tokens, "images") if self.kind == "image" else (Images, "texts")
+        if isinstance(getattr(rows, "store", None), other):
+            raise ValueError(f"the model reads {reads}, and these rows hold none")
+
     def rounded(self, batch: Batch, length: int | None = None) -> Batch:
         """The batch, which may hold a mask, with so much padding that few shapes occur; or padded
         to a length. With a mask it also holds the places that are hidden, and room for more."""
         return batch
-
-    def sees_padding(self) -> bool:
-        """Whether what is beside an example in its batch changes its representation.
-
-        If it does, no representation can be kept for another batch.
-        """
-        return False
 
     # -- what all share ---------------------------------------------------------------------------
 
@@ -152,7 +155,7 @@ class Encoder(ABC):
         self.model.to(device)
         return self
 
-    def copy(self) -> Encoder:
+    def copy(self) -> Self:
         """A model of its own, with the same weights, modes and processor."""
         other = copy.copy(self)
         other.model, other.made = copy.deepcopy(self.model), list(self.made)

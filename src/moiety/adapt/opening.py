@@ -18,6 +18,7 @@ from .course import Course, Tick
 from .encoders import Encoder
 from .follow import Follow
 from .labelled import Labelled, read_labelled
+from .loading import open_encoder
 from .lora import check_adaptable
 from .recipe import BATCHES, RATES, WARM_STEPS, Recipe
 from .rows import are_rows
@@ -65,12 +66,9 @@ def open_course(
     if unknown:
         known = ", ".join(Options.__annotations__)
         raise TypeError(f"there is no option {', '.join(unknown)}; there are {known}")
-    if isinstance(model, Encoder):
-        encoder = model.copy()
-    else:
-        where = model if isinstance(model, nn.Module) else Path(model)
-        encoder = Encoder.load(where, processor=options.get("processor"), seed=seed)
-        encoder = encoder.copy() if isinstance(model, nn.Module) else encoder
+    encoder = open_encoder(model, options.get("processor"), seed)
+    if isinstance(model, Encoder | nn.Module):
+        encoder = encoder.copy()
     if options.get("device") is not None:
         encoder = encoder.to(options["device"])
     folder = None if out is None else Path(out)
@@ -101,16 +99,20 @@ def open_course(
 def _rows(data: Any, encoder: Encoder, seed: int, folder: Path | None) -> tuple[Any, Any]:
     """Rows to train on and rows held out; plain rows have no such part."""
     if are_rows(data):
+        encoder.check_reads(data)
         return data, None
     corpus = read_corpus(data, encoder, seed=seed, folder=folder)
+    encoder.check_reads(corpus.train)
     return corpus.train, corpus.held
 
 
 def _labelled(data: Any, encoder: Encoder, seed: int) -> Any:
     """The labelled training split."""
-    if are_rows(data):
-        return data
-    return (data if isinstance(data, Labelled) else read_labelled(data, encoder, seed=seed)).train
+    if not are_rows(data):
+        data = data if isinstance(data, Labelled) else read_labelled(data, encoder, seed=seed)
+        data = data.train
+    encoder.check_reads(data)
+    return data
 
 
 def open_recipe(encoder: Encoder, words: dict[str, Any], options: Options) -> Recipe:
@@ -122,6 +124,8 @@ def open_recipe(encoder: Encoder, words: dict[str, Any], options: Options) -> Re
     if words["lr"] is None:
         words["lr"] = RATES[encoder.kind]
     recipe = Recipe(**words)
+    if recipe.stop == "probe" and options.get("labelled") is None:
+        raise ValueError('stop="probe" needs labelled training examples to probe on')
     if recipe.lora is not None:
         check_adaptable(encoder)
     return recipe

@@ -153,13 +153,14 @@ def self_distill(
             **dataclasses.asdict(recipe),
         }
         flops = course.flops(recipe, objective)
-        course.prepare(plan)
+        course.prepare(plan, recipe, objective)
         stages = [course.further(first)] if teacher is None else []
         state = stages[0].state if teacher is None else teacher
         for number in range(1, rounds + 1):
             stages.append(course.distil(number, recipe, objective, state))
             state = stages[-1].state
     course.encoder.model.load_state_dict(dict(state))
+    course.encoder.model.eval()  # where all stages were read, too
     flops["total"] = sum(_spent(stage, flops) for stage in stages)
     return Adapted(course.encoder, course.weights, stages, flops)
 
@@ -175,5 +176,8 @@ def _spent(stage: Trained, flops: Mapping[str, float]) -> float:
 
 def _key(encoder: Encoder, state: Mapping[str, Tensor]) -> str:
     other = encoder.copy()
-    other.model.load_state_dict(dict(state))
+    try:
+        other.model.load_state_dict(dict(state))
+    except RuntimeError:  # many lines
+        raise ValueError("teacher holds weights of another model: give those of this one") from None
     return other.weights_key(whole=True)

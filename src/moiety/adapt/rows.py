@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+AT_ONCE = 1000  # rows that are read
 
 
 class Store(Protocol):
@@ -60,6 +63,7 @@ class Tokens:
 
     ids: np.ndarray
     ends: np.ndarray
+    vocabulary: str | None = None  # that of the tokenizer, where it is known: a hash
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -69,10 +73,11 @@ class Tokens:
         return [self.ids[start:end] for start, end in zip(starts, self.ends[numbers])]
 
     @staticmethod
-    def of(rows: Iterable[Sequence[int]]) -> Tokens:
+    def of(rows: Iterable[Sequence[int]], vocabulary: str | None = None) -> Tokens:
         """From the ids of every text."""
         parts = [np.asarray(row, dtype=np.int32) for row in rows]
-        return Tokens(np.concatenate(parts), np.cumsum([len(part) for part in parts]))
+        ends = np.cumsum([len(part) for part in parts])
+        return Tokens(np.concatenate(parts), ends, vocabulary)
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,18 @@ class Images:
 
     def take(self, numbers: np.ndarray) -> Tensor:
         return self.images[torch.from_numpy(numbers)]
+
+
+def repeated(rows: Rows, others: Rows) -> np.ndarray:
+    """Which rows are also among others, as a model reads them."""
+    known = set(_keys(others))
+    return np.array([key in known for key in _keys(rows)])
+
+
+def _keys(rows: Rows) -> Iterator[bytes]:
+    for some in np.array_split(np.arange(len(rows)), max(len(rows) // AT_ONCE, 1)):
+        for one in rows.take(some):
+            yield hashlib.sha256(np.ascontiguousarray(one).tobytes()).digest()
 
 
 def hold_out(rows: Rows, share: float, least: int, seed: int) -> tuple[Rows, Rows]:

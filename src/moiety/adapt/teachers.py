@@ -158,22 +158,35 @@ def cache_key(
 
 
 def why_online(
-    encoder: Encoder, objective: Objective, inputs: Inputs, size: int, limit: int | None
+    encoder: Encoder,
+    objective: Objective,
+    key: Key,
+    *,
+    cache: bool = True,
+    limit: int | None = None,
+    uses: int | None = None,
 ) -> str | None:
-    """Why a teacher cannot be cached; None: it can."""
+    """Why a teacher is not cached; None: it is.
+
+    uses    how many examples it will be asked for, where that is known
+    """
+    if not cache:
+        return "no cache is wanted"
     if objective.match == "prediction":
         return "its predictions depend on the masks"
     if objective.match == "weights":
         return "its weights are all it says"
     if objective.match_routing:
         return "its routers are matched, too"
-    if inputs.digest is None:
+    if key.input is None:
         return "the input is augmented at random"
-    if limit is not None and size > limit:
-        return f"{told_bytes(size)} are more than the cache limit of {told_bytes(limit)}"
+    if uses is not None and uses < key.shape[0]:
+        return f"it is asked for {uses:,} of {key.shape[0]:,} examples"
+    if limit is not None and key.bytes > limit:
+        return f"{told_bytes(key.bytes)} are more than the cache limit of {told_bytes(limit)}"
     if why := coupling(encoder.model):
         return why
-    return "it sees the padding of its batch" if encoder.sees_padding() else None
+    return "it sees the padding of its batch" if encoder.sees_padding else None
 
 
 def make_teacher(
@@ -183,18 +196,17 @@ def make_teacher(
     inputs: Inputs,
     folder: Path,
     *,
-    cache: bool = True,
-    limit: int | None = None,
     dtype: str = "float32",
     tick: Callable[[float], None] | None = None,
+    **asked: Any,
 ) -> Teacher:
-    """The teacher in its best form, with its cache built; the log says which form that is."""
+    """The teacher in its best form, with its cache built; the log says which form that is.
+
+    asked   `cache`, `limit` and `uses` of `why_online`
+    """
     frozen(encoder)
     key = cache_key(encoder, objective, data, inputs, dtype)
-    why = "no cache is wanted"
-    if cache:
-        why = why_online(encoder, objective, inputs, key.bytes, limit) or ""
-    if why:
+    if why := why_online(encoder, objective, key, **asked):
         log.info("the teacher runs at every step: %s", why)
         return Teacher(encoder, objective, why)
     log.info("the teacher's representations take %s in %s", told_bytes(key.bytes), folder)

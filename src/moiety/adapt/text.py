@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -41,7 +41,8 @@ class TextEncoder(Encoder):
         self.words = torch.tensor(words)  # that may be shown in the place of another
         known = (processor.pad_token_id, getattr(model.config, "pad_token_id", None), 0)
         self.pad = next(id for id in known if id is not None)
-        self.by_place = self._predicts_by_place()
+        aside = self._aside()
+        self.sees_padding, self.by_place = aside._sees_padding(), aside._predicts_by_place()
 
     def row_length(self, length: int | None = None) -> int:
         """The tokens of a row: what was asked for, if the model reads so many and one fits in."""
@@ -80,6 +81,19 @@ class TextEncoder(Encoder):
         said |= {"truncation": None, "padding": None}  # which do not matter here
         said |= {"vocabulary": self.processor.get_vocab(), "frame": self.frame()}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+    def vocabulary_key(self) -> str:
+        """A hash of the tokens by their ids."""
+        said = json.dumps(self.processor.get_vocab(), sort_keys=True)
+        return hashlib.sha256(said.encode()).hexdigest()
+
+    def check_reads(self, rows: Any) -> None:
+        super().check_reads(rows)
+        other = getattr(getattr(rows, "store", None), "vocabulary", None)
+        if other not in (None, self.vocabulary_key()):
+            raise ValueError(
+                "these rows were read with another tokenizer: read the data again with this model"
+            )
 
     def batch(self, rows: Any) -> Batch:
         """From texts, or from rows of token ids with the special ones."""
@@ -160,36 +174,36 @@ class TextEncoder(Encoder):
         return Represented(features, real.bool())
 
     @torch.no_grad()
-    def sees_padding(self) -> bool:
+    def _sees_padding(self) -> bool:
         """Measured: whether a text is represented otherwise beside a longer one.
 
         Models that do not mask (FNet), or convolve over tokens (ConvBERT), do.
         """
-        (long, short), other = self._drawn(), self._aside()
+        long, short = self._drawn()
         with seeded(0, self.device):
-            alone = other.represent(self.batch([short])).features[0]
-            beside = other.represent(self.batch([short, long])).features[0, : len(short)]
+            alone = self.represent(self.batch([short])).features[0]
+            beside = self.represent(self.batch([short, long])).features[0, : len(short)]
         return not _alike(alone, beside)
 
     @torch.no_grad()
     def _predicts_by_place(self) -> bool:
         """Measured: whether the head reads each place by itself, and so may be given some alone."""
-        batch, other = self.batch(self._drawn()), self._aside()
+        batch = self.batch(self._drawn())
         words = {name: batch[name] for name in ("input_ids", "attention_mask")}
         length = words["input_ids"].shape[1]
         places = torch.tensor([length - 1, length], device=self.device)  # of both texts
         try:
             with seeded(0, self.device):
-                every = other.model(**words).logits
-                with only_at(places, other.trunk):
-                    some = other.model(**words).logits
+                every = self.model(**words).logits
+                with only_at(places, self.trunk):
+                    some = self.model(**words).logits
         except Exception:  # whatever a head says that wants rows of its own form
             return False
         if every.shape[:2] != words["input_ids"].shape or some.shape[:2] != (1, len(places)):
             return False
         return _alike(every.flatten(0, 1)[places], some[0])
 
-    def _aside(self) -> Encoder:
+    def _aside(self) -> Self:
         """A copy to try things with: some models change by what they read (BigBird, by lengths)."""
         other = self.copy()
         other.model.eval()

@@ -29,25 +29,28 @@ def text_rows(
     *,
     pack: bool | None,
     folder: str | os.PathLike[str] | None = None,
-) -> Tokens:
-    """The texts of all documents as rows of at most `length` tokens, made now or found in `folder`.
+) -> tuple[Tokens, bool]:
+    """The texts of all documents as rows of at most `length` tokens, made now or found in `folder`;
+    and whether they are packed.
 
-    pack     put texts together to rows of that length; None: if that leaves enough rows
+    pack     put texts together to rows of that length; None: if that leaves enough rows, or more
+             than there are texts
     """
-    key = _key(documents, encoder, length, pack)
-    found = _kept(folder, key)
+    key, vocabulary = _key(documents, encoder, length, pack), encoder.vocabulary_key()
+    found = _kept(folder, key, vocabulary)
     if found is not None:
         return found
-    rows: list[list[int]] = []
-    if pack is not False:
-        rows = list(_packed(documents, encoder, length))
-    if pack is False or (pack is None and len(rows) < FEW):
-        rows = tokenised([text for texts in documents for text in texts], encoder, length)
+    texts = [text for document in documents for text in document]
+    rows = [] if pack is False else list(_packed(documents, encoder, length))
+    packed = pack or (pack is None and len(rows) >= min(FEW, len(texts)))
+    if not packed:
+        rows = tokenised(texts, encoder, length)
     special = set(encoder.special)  # nothing can be masked in a row of these alone
     rows = [row for row in rows if not special.issuperset(row)]
     if not rows:
         raise ValueError("the data hold no token that the tokenizer knows; give other texts")
-    return _keep(folder, key, Tokens.of(rows))
+    tokens = Tokens.of(rows, vocabulary)
+    return (tokens, packed) if folder is None else _keep(Path(folder), key, tokens, packed)
 
 
 def cut_texts(tokens: Tokens, length: int) -> list[str]:
@@ -67,17 +70,19 @@ def tokenised(texts: Sequence[str], encoder: TextEncoder, length: int) -> list[l
 def _packed(documents: Documents, encoder: TextEncoder, length: int) -> Iterator[list[int]]:
     """Rows of `length` tokens: all texts in a line, cut, each piece between the special tokens."""
     first, last = encoder.frame()
-    room, waiting = length - len(first) - len(last), list[int]()
-    for number, document in enumerate(documents):
-        if number and last:
-            waiting.append(last[-1])  # where one document ends
-        for start in range(0, len(document), BLOCK):
-            for ids in encoder.pieces(document[start : start + BLOCK]):
-                waiting += ids
-            whole = len(waiting) // room * room
-            for place in range(0, whole, room):
-                yield [*first, *waiting[place : place + room], *last]
-            waiting = waiting[whole:]
+    room, waiting, current = length - len(first) - len(last), list[int](), 0
+    lines = [(number, text) for number, texts in enumerate(documents) for text in texts]
+    for start in range(0, len(lines), BLOCK):
+        some = lines[start : start + BLOCK]
+        for (number, _), ids in zip(some, encoder.pieces([text for _, text in some])):
+            if number > current and last:
+                waiting.append(last[-1])  # where one document ends
+            current = number
+            waiting += ids
+        whole = len(waiting) // room * room
+        for place in range(0, whole, room):
+            yield [*first, *waiting[place : place + room], *last]
+        waiting = waiting[whole:]
     yield [*first, *waiting, *last]
 
 
@@ -104,28 +109,32 @@ def _key(documents: Documents, encoder: TextEncoder, length: int, pack: bool | N
     return digest.hexdigest()
 
 
-def _kept(folder: str | os.PathLike[str] | None, key: str) -> Tokens | None:
+def _kept(
+    folder: str | os.PathLike[str] | None, key: str, vocabulary: str
+) -> tuple[Tokens, bool] | None:
     """The ids in a folder, mapped, if they are those of this key."""
     path = None if folder is None else Path(folder) / "corpus.json"
-    if path is None or not path.exists() or io.read_json(path)["key"] != key:
+    if path is None or not path.exists():
+        return None
+    said = io.read_json(path)
+    if said["key"] != key or "packed" not in said:
         return None
     try:
         mapped = np.load(path.with_name("ids.npy"), mmap_mode="r", allow_pickle=False)
-        return Tokens(mapped, np.load(path.with_name("ends.npy"), allow_pickle=False))
+        ends = np.load(path.with_name("ends.npy"), allow_pickle=False)
     except (OSError, ValueError, EOFError):  # damaged: made anew
         return None
+    return Tokens(mapped, ends, vocabulary), said["packed"]
 
 
-def _keep(folder: str | os.PathLike[str] | None, key: str, tokens: Tokens) -> Tokens:
+def _keep(folder: Path, key: str, tokens: Tokens, packed: bool) -> tuple[Tokens, bool]:
     """Write the ids to the folder, the key last, and map them."""
-    if folder is None:
-        return tokens
-    (Path(folder) / "corpus.json").unlink(missing_ok=True)
+    (folder / "corpus.json").unlink(missing_ok=True)
     for name, values in (("ids", tokens.ids), ("ends", tokens.ends)):
         stream = streams.BytesIO()
         np.save(stream, values, allow_pickle=False)
-        io.write_atomic(Path(folder) / f"{name}.npy", stream.getvalue())
-    io.write_json(Path(folder) / "corpus.json", {"key": key})
-    found = _kept(folder, key)
+        io.write_atomic(folder / f"{name}.npy", stream.getvalue())
+    io.write_json(folder / "corpus.json", {"key": key, "packed": packed})
+    found = _kept(folder, key, tokens.vocabulary or "")
     assert found is not None
     return found
