@@ -16,6 +16,11 @@ def matrix(values):
     return torch.nn.Parameter(torch.tensor(values, dtype=torch.float64))
 
 
+def farthest(ball):
+    """The largest row sum of any matrix."""
+    return max(float(row_sum(p.detach() - start)) for p, start in ball.initial.items())
+
+
 def test_two_steps_by_hand():
     w, bias = matrix([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]), matrix([0.5])
     optimizer, ball = torch.optim.SGD([w, bias], lr=1.0), Mars([w, bias], radius=1.0)
@@ -33,7 +38,7 @@ def test_two_steps_by_hand():
     ball.project()
     second = [[0.75, 2.125, 3.625], [-0.6 / 1.1, 0.3 / 1.1, -0.2 / 1.1]]
     assert torch.allclose(w, torch.tensor(second, dtype=torch.float64), atol=1e-10)
-    assert ball.distance() == pytest.approx(1.0)
+    assert farthest(ball) == pytest.approx(1.0)
 
 
 def train(radius, steps=20):
@@ -48,7 +53,7 @@ def train(radius, steps=20):
         optimizer.step()
         if ball:
             ball.project()
-            assert ball.distance() <= radius * (1 + 1e-6)
+            assert farthest(ball) <= radius * (1 + 1e-6)
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -117,4 +122,4 @@ def test_many_matrices_are_projected_as_each_alone(most, monkeypatch):
         each.project()
     assert all(torch.equal(one, other) for one, other in zip(params, alone))
     assert not all(torch.equal(one, other) for one, other in zip(params, moved))
-    assert ball.distance() == pytest.approx(1.0)
+    assert farthest(ball) == pytest.approx(1.0)

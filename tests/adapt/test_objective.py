@@ -182,6 +182,7 @@ def test_which_steps_distil():
     [
         ({"match": "everything"}, "match must be one of hidden, cls, prediction, weights"),
         ({"norm": "l3"}, "norm must be one of l2, mars"),
+        ({"norm": "mars"}, "norm is that of match='weights', and match is 'hidden'"),
         ({"mae_weight": -1.0}, "mae_weight must be 0 or more, got -1.0"),
         ({"distill_weight": float("nan")}, "distill_weight must be 0 or more, got nan"),
         ({"distill_every": 0}, "distill_every must be at least 1, got 0"),
@@ -214,15 +215,52 @@ def test_balance_losses_count_once_and_on_the_masked_pass_alone(kind):
         with torch.random.fork_rng():
             objective.backward(student, batch, masks)
         assert router_gradients(student) == wanted
-        student.model.eval().zero_grad()
-        # The student is its teacher: the second term adds nothing, if no balance slips in.
-        Objective(match="cls", mae_weight=0.0).backward(student, batch, masks, target)
-    assert max(router_gradients(student)) == 0.0
+        student.model.eval()
+        alone = []
+        for objective in (Objective(match="cls", distill_weight=0.0), Objective(match="cls")):
+            student.model.zero_grad()
+            # The student is its teacher: the second term adds nothing, if no balance slips in.
+            objective.backward(student, batch, masks, target)
+            alone.append(router_gradients(student))
+    assert alone[0] == alone[1]
+
+
+@pytest.mark.parametrize("match", ["cls", "prediction"])
+def test_without_a_masked_loss_experts_are_balanced_all_the_same(match):
+    student = upcycled("text")
+    student.model.eval()
+    batch, masks = drawn(student, rows("text"))
+    objective, teacher = Objective(match=match, mae_weight=0.0), frozen(student.copy())
+    with balance_losses(student.model) as terms:
+        if match == "cls":
+            student.represent(batch)
+        else:
+            student.masked(batch, masks)
+    sum(terms).backward()
+    wanted = router_gradients(student)
+    student.model.zero_grad()
+    # The student is its teacher, so that the balance is all there is.
+    objective.backward(student, batch, masks, objective.target(teacher, batch, masks))
+    assert router_gradients(student) == pytest.approx(wanted, rel=1e-5) and max(wanted) > 0
 
 
 def router_gradients(student):
     got = gradients(student)
     return [float(g.abs().sum()) for name, g in got.items() if ".router." in name]
+
+
+def test_a_router_that_is_asked_seldom_is_asked_as_much_the_more():
+    student = upcycled("text")
+    student.model.eval()
+    teacher = moved(student, by=0.2)
+    batch, masks = drawn(student, rows("text"))
+    found = []
+    for every in (1, 3):
+        objective = Objective(mae_weight=0.0, match_routing=0.5, distill_every=every)
+        student.model.zero_grad()
+        objective.backward(student, batch, masks, objective.target(teacher, batch, masks))
+        found.append(router_gradients(student))
+    assert found[1] == pytest.approx([3 * one for one in found[0]], rel=1e-5) and max(found[0]) > 0
 
 
 def test_routers_are_kept_close_to_the_teachers():

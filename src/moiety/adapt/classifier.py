@@ -47,8 +47,8 @@ class Classifier:
         dropout: float | None = None,
     ) -> Classifier:
         """A classifier of so many classes, or of these; `dropout` of hidden states, if not None."""
-        names = list(classes) if not isinstance(classes, int) else None
-        count = len(names) if names else int(classes)  # type: ignore[arg-type]
+        names = None if isinstance(classes, int) else list(classes)
+        count = classes if isinstance(classes, int) else len(classes)
         if count < 2:
             raise ValueError(f"a classifier needs at least two classes, got {count}")
         config = _config(encoder, count, names, dropout)
@@ -114,11 +114,13 @@ class Classifier:
 
 
 def _door(encoder: Encoder) -> Any:
+    from transformers import (
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as known,
+    )
     from transformers import AutoModelForSequenceClassification, ViTForImageClassification
 
     if encoder.kind == "image":
         return ViTForImageClassification
-    known: Mapping[Any, Any] = AutoModelForSequenceClassification._model_mapping
     if type(encoder.model.config) not in known:
         raise ValueError(
             f"transformers has no classifier for {type(encoder.model).__name__}; fine-tune a model "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from .. import io
 from ..moe import MoE
 from ..train import seeded
 from .encoders import Encoder
@@ -27,7 +29,7 @@ NOWHERE = (
 
 
 def load_encoder(
-    source: str | Path | nn.Module, *, processor: Any = None, seed: int = 0
+    source: str | os.PathLike[str] | nn.Module, *, processor: Any = None, seed: int = 0
 ) -> Encoder:
     """The model of a folder or one in memory, as an `Encoder`."""
     model: Any
@@ -55,6 +57,17 @@ def load_encoder(
     return TextEncoder(model, processor or _tokenizer(source), made)
 
 
+def open_encoder(
+    source: str | os.PathLike[str] | nn.Module | Encoder, processor: Any = None, seed: int = 0
+) -> Encoder:
+    """An encoder as it is, or loaded with a processor where it has none of its own."""
+    if not isinstance(source, Encoder):
+        return load_encoder(source, processor=processor, seed=seed)
+    if processor is not None:
+        raise ValueError("an Encoder has its processor: leave processor out")
+    return source
+
+
 def _exact(model: nn.Module) -> nn.Module:
     """The model, or where it is in half precision a copy in float32, as one of a folder is.
 
@@ -67,13 +80,13 @@ def _exact(model: nn.Module) -> nn.Module:
 
 def _door(config: Any, name: str) -> Any:
     """The class that pre-trains models of this config; what cannot be adapted raises."""
-    from transformers import AutoModelForMaskedLM, ViTMAEForPreTraining
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING as known
+    from transformers import ViTMAEForPreTraining
 
     if _is_image(config):
         return ViTMAEForPreTraining
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"{name} is an encoder–decoder; {WANTED}")
-    known = AutoModelForMaskedLM._model_mapping
     if type(config) not in known:
         raise ValueError(f"{name} is no masked language model and no ViT-MAE; {WANTED}")
     if getattr(config, "is_decoder", False):
@@ -82,10 +95,9 @@ def _door(config: Any, name: str) -> Any:
 
 
 def _is_image(config: Any) -> bool:
-    from transformers import ViTMAEForPreTraining
+    from transformers import ViTMAEConfig
 
-    kind: Any = ViTMAEForPreTraining.config_class
-    return isinstance(config, kind)
+    return isinstance(config, ViTMAEConfig)
 
 
 def _from_folder(name: str, seed: int) -> tuple[Any, list[str]]:
@@ -102,15 +114,22 @@ def _from_folder(name: str, seed: int) -> tuple[Any, list[str]]:
                 dtype=torch.float32,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # which are told below
             )
-            made = _made(model, set(report["missing_keys"]), name)
-            if made:
-                _fill(model, made, door, seed)
-            if "decoder.decoder_pos_embed" in made:
-                place_patches(model, decoder_only=True)
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         first = str(error).strip().split("\n")[0]
         raise ValueError(f"{name} cannot be loaded: {first}") from None
+    for key, stored, wanted in report["mismatched_keys"]:
+        raise ValueError(
+            f"{name}: {key} has the shape {list(stored)} in the weights and {list(wanted)} by "
+            "config.json; one of them is of another model"
+        )
+    made = _made(model, set(report["missing_keys"]), name)
+    with seeded(seed), _quiet():
+        if made:
+            _fill(model, made, door, seed)
+        if "decoder.decoder_pos_embed" in made:
+            place_patches(model, decoder_only=True)
     return model, made
 
 
@@ -220,6 +239,8 @@ def save_encoder(encoder: Encoder, folder: str | Path) -> None:
     What else lies in the folder stays.
     """
     from .. import hf
+    from ..hf.saving import CONFIG
+    from ..hf.weights import WRITTEN
 
     folder = Path(folder)
     new = folder / ".saving"
@@ -231,6 +252,5 @@ def save_encoder(encoder: Encoder, folder: str | Path) -> None:
             hf.save(encoder.model, new)
         else:
             encoder.model.save_pretrained(new)
-    for file in sorted(new.iterdir(), key=lambda file: file.name == "config.json"):
-        file.replace(folder / file.name)
+    io.publish(new, folder, last=CONFIG, old=WRITTEN)
     new.rmdir()

@@ -52,11 +52,6 @@ class Mars:
             kept = torch.where(sums > self.radius, scaled, now)
             torch._foreach_copy_(each, kept.split([len(part) for part in each]))
 
-    @torch.no_grad()
-    def distance(self) -> float:
-        """The largest row sum of any matrix."""
-        return max((float(row_sum(p - u)) for p, u in self.initial.items()), default=0.0)
-
 
 def row_sum(difference: Tensor) -> Tensor:
     """max_j sum_i |W_ji - U_ji| of one matrix."""

@@ -80,6 +80,8 @@ class Objective:
             raise ValueError(f"distill_every must be at least 1, got {self.distill_every}")
         if not self.mae_weight and not self.distill_weight:
             raise ValueError("mae_weight and distill_weight are both 0: nothing would be learnt")
+        if self.norm != "l2" and self.match != "weights":
+            raise ValueError(f"norm is that of match='weights', and match is {self.match!r}")
         if self.match_routing and not (self.represents and self.distill_weight):
             raise ValueError(
                 "match_routing compares routers on the unmasked input: it needs match='cls' or "
@@ -186,7 +188,9 @@ class Objective:
                 masked = student.masked(batch, masks)
                 asked = masked.loss
         told["masked"] = asked.detach()
-        loss = self.mae_weight * sum((t.to(asked.device) for t in terms), asked)
+        # Without a weight of its own the masked loss is left out, and the balance is not.
+        first = asked if self.mae_weight else torch.zeros_like(asked)
+        loss = (self.mae_weight or 1.0) * sum((t.to(asked.device) for t in terms), first)
         if target is not None:
             assert target.values is not None
             error = prediction_error(student.kind, masked, target.values)
@@ -203,11 +207,13 @@ class Objective:
             return self.distill_weight * self.distill_every * error
         assert target.values is not None
         weighed = self.match_routing > 0
-        with balance_losses(student.model), gates(student.model, weighed) as routings:
+        with balance_losses(student.model) as terms, gates(student.model, weighed) as routings:
             made = student.represent(batch)
         error = representation_error(self.pick(made.features), target.values, made.real)
         told["distill"] = error.detach()
         loss = self.distill_weight * error
+        if terms and not self.mae_weight:  # there is no masked pass to balance experts in
+            loss = loss + torch.stack(terms).sum()
         if weighed:
             apart = routing_error(routings, target.probs)
             told["routing"] = apart.detach()
