@@ -1,6 +1,7 @@
 """The page of a comparison of adaptations, from planted results."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -45,6 +46,7 @@ def result(word="holds", best="self-distill", **asked):
         "seeds": 5,
         "examples": 139,
         "level": 0.95,
+        "floor": 0.511,
     }
     return {
         "asked": dataclasses.asdict(words),
@@ -59,6 +61,8 @@ def result(word="holds", best="self-distill", **asked):
         "moved": {arm: [1.0] * 5 for arm in SCORES},
         "spent": {"fine-tune": 0.0, "further": 1e12, "self-distill": 3e12},
         "judgement": judged,
+        "looks": 1,
+        "repeated": 0,
         "command": "moiety adapt --method compare",
     }
 
@@ -72,7 +76,25 @@ def test_the_first_answer_names_the_best_arm_and_the_cost_is_said():
 
 def test_settings_have_what_was_used_and_not_what_did_nothing():
     page = adapt_page(result())
-    assert "Tune batch" in page and "Warm steps" not in page and "Patience" not in page
+    assert "--tune-batch" in page and "--warm-steps" not in page and "--patience" not in page
+
+
+def test_further_looks_what_was_left_out_and_the_commonest_class_are_said():
+    said = answers(result())
+    assert said["Scores"].endswith("self-distillation 80.0%; the commonest class alone 51.1%.")
+    assert "look" not in said["How sure"] and "left out" not in said["How sure"]
+    said = answers({**result(), "looks": 3, "repeated": 52})["How sure"]
+    assert "This is look 3 at the same scored examples" in said
+    assert said.endswith("52 scored examples were left out: they are also training examples.")
+
+
+def test_losses_are_drawn_from_below_their_values_and_distances_from_zero():
+    page = adapt_page(result())
+    first = {
+        title: re.findall(r'text-anchor="end">([^<]+)<', page.split(f"<h3>{title}")[1])[:1]
+        for title in ("Masked loss, new domain", "Distance from the start")
+    }
+    assert first == {"Masked loss, new domain": ["2.8"], "Distance from the start": ["0"]}
 
 
 def test_where_nothing_is_decided_the_page_says_so_and_shows_the_largest_difference():
@@ -98,7 +120,11 @@ def test_every_verdict_is_in_words(word, said):
 
 def test_the_page_shows_what_was_followed_and_needs_nothing():
     page = adapt_page(result(labels=200))
-    for text in ("Masked loss, old domain", "Distance from the start", "Round 1: it is too large"):
+    for text in (
+        "Masked loss, old domain",
+        "Distance from the start",
+        "Round 1: the teacher ran at every step: it is too large.",
+    ):
         assert text in page
     assert "which labelled examples were drawn" in page
     assert "which labelled examples were drawn" not in adapt_page(result())

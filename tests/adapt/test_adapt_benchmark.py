@@ -30,12 +30,16 @@ def test_it_times_every_kind_of_step(adapt, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", argv)
     adapt.main()
     told = json.loads(out.read_text())
-    assert told["command"].endswith("--out results/adapt.json")
     for name, found in told["models"].items():
+        assert found["command"].endswith("--out results/adapt.json")
         named = {*adapt.LIMITS, *(["ours ÷ transformers"] if name == "text" else [])}
         assert set(found["ratios"]) == named
         assert all(0 < each < math.inf for each in found["ratios"].values())
         assert found["FLOPs ratio"] > 1
+    monkeypatch.setattr("sys.argv", [*argv, "--model", "image"])
+    adapt.main()
+    again = json.loads(out.read_text())["models"]
+    assert again["text"] == told["models"]["text"] and again["image"] != told["models"]["image"]
 
 
 def test_the_peer_has_the_same_loss_but_for_its_mean(adapt):

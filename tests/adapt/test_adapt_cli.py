@@ -31,7 +31,7 @@ from moiety.cli.adapt.telling import Bar
 from moiety.hf.loading import load_image_processor
 from moiety.train.state import read_state
 
-SHORT = ("--steps", 3, "--batch", 8, "--checks", 2, "--lr", 1e-3)
+SHORT = ("--steps", 3, "--batch", 15, "--checks", 2, "--lr", 1e-3)
 TUNED = ("--epochs", 1, "--tune-batch", 8)
 
 
@@ -228,11 +228,13 @@ def test_ctrl_c_is_heard_once_by_those_who_listen(when):
         signal.signal(signal.SIGINT, usual)
 
 
-def test_ctrl_c_keeps_the_step_in_hand(adapt, given, tmp_path, monkeypatch):
+def test_ctrl_c_keeps_the_step_in_hand(adapt, given, tmp_path, monkeypatch, request):
     words = (*TEXT, "--labelled", "labelled", *TUNED, "--epochs", 3, "--out")
     adapt(*words, tmp_path / "alone")
-    monkeypatch.setattr(stage, "TOLD", 0.0)
-    monkeypatch.setattr(tuning, "TOLD", 0.0)
+    monkeypatch.setattr("moiety.adapt.flight.TOLD", 0.0)
+    # A shell leaves it ignored for what runs in the background.
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, usual))
     for kind, at in ((stage.Stage, "pretraining/further"), (tuning.Tuning, "fine-tuning")):
         real = kind.advance
 
@@ -312,7 +314,7 @@ def test_a_dry_run_writes_nothing_and_counts_what_a_run_takes(adapt, given, tmp_
     assert f"the teacher's representations take {size} in" in said
     assert f"and {total} FLOPs, as counted" in said
     plan = {"model": str(given / "roberta"), "unlabelled": str(given / "texts.txt"), "steps": 3}
-    plan = Asked(**plan, batch=8, rounds=2)
+    plan = Asked(**plan, batch=15, rounds=2)
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert costs(plan, begin(plan, None)).total == pytest.approx(result["flops"]["total"])
 
@@ -375,6 +377,84 @@ def test_a_run_that_is_complete_is_told_again(adapt, tmp_path):
     assert first.split("On held-out")[1].split("Pre-training took")[0] in again
 
 
+# -- fine-tuning, and what may change --------------------------------------------------------------
+
+
+def test_fine_tuning_alone_is_that_of_what_was_adapted(adapt, given, tmp_path):
+    words = ("--labelled", "labelled", *TUNED)
+    adapt(*TEXT, *words, "--out", tmp_path / "both")
+    alone = ("--model", tmp_path / "both" / "adapted", "--method", "fine-tune", *words)
+    assert "fine-tuning" in adapt(*alone, "--dry-run", "--out", tmp_path / "alone")
+    said = adapt(*alone, "--out", tmp_path / "alone")
+    assert f"Saved for transformers: {tmp_path / 'alone' / 'classifier'}; all" in " ".join(
+        said.split()
+    )
+    one, two = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("both", "alone"))
+    assert one["tuned"] == two["tuned"] and two["stages"] == {}
+    weights = [tmp_path / name / "classifier" / "model.safetensors" for name in ("both", "alone")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert not (tmp_path / "alone" / "adapted").exists()
+    told = load_file(tmp_path / "alone" / "check.safetensors")
+    assert set(told) == {"input_ids", "attention_mask", "classifier"}
+    assert "is complete" in adapt(*alone, "--out", tmp_path / "alone")
+    for more, refusal in (
+        (("--unlabelled", "texts.txt"), "--unlabelled does nothing with --method fine-tune"),
+        (("--steps", 3), "--steps goes with pre-training, and --method fine-tune has none"),
+        (("--match", "cls"), "--match goes with pre-training"),
+    ):
+        assert refusal in adapt(*alone, *more, "--out", tmp_path / "other", code=2)
+    said = adapt("--model", "roberta", "--out", tmp_path / "other", code=2)
+    assert "--unlabelled is needed, but for --method fine-tune" in said
+
+
+def test_a_fine_tuning_that_failed_can_be_put_right_in_its_folder(adapt, tmp_path):
+    words = (*TEXT, "--labelled", "labelled", *TUNED, "--out", tmp_path / "out")
+    said = adapt(*words, "--tune-lr", 1e30, code=2)
+    assert "lower the learning rate (1e+30), with --tune-lr; what was pre-trained is kept" in said
+    assert (tmp_path / "out" / "adapted" / "config.json").exists()
+    stages = tmp_path / "out" / "pretraining" / "round-1" / "final.safetensors"
+    before = stages.stat().st_mtime_ns
+    adapt(*words, "--tune-lr", 1e-3)
+    assert stages.stat().st_mtime_ns == before
+    adapt(*words[:-1], tmp_path / "alone", "--tune-lr", 1e-3)
+    one, two = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("out", "alone"))
+    assert one == two
+    said = " ".join(adapt(*words, "--tune-lr", 1e-2, code=2).split())  # its test was read
+    assert "was begun with tune_lr 0.001 (now 0.01): give the same, or another folder; to" in said
+    assert f"in another way, --method fine-tune --model {tmp_path / 'out' / 'adapted'}" in said
+    assert "fine-tune its model" not in adapt(*words, "--rounds", 2, "--tune-lr", 1e-2, code=2)
+
+
+def test_a_comparison_may_get_more_seeds_and_another_margin(adapt, tmp_path):
+    out = tmp_path / "out"
+    words = (*TEXT, "--labelled", "labelled", *TUNED, "--method", "compare", "--out", out)
+    adapt(*words)
+    ended = {f: f.stat().st_mtime_ns for f in out.glob("*/**/final.safetensors")}
+    said = " ".join(adapt(*words, "--seeds", 6, "--margin", 0.2).split())
+    assert {f: f.stat().st_mtime_ns for f in ended} == ended and len(ended) == 2 + 15
+    result = json.loads((out / "result.json").read_text())
+    assert (result["looks"], result["judgement"]["seeds"], result["asked"]["margin"]) == (2, 6, 0.2)
+    assert "This is look 2 at the same scored examples" in said
+    assert "is complete" in adapt(*words, "--seeds", 6, "--margin", 0.2)
+    adapt(*words[:-1], tmp_path / "alone", "--seeds", 6, "--margin", 0.2)
+    alone = json.loads((tmp_path / "alone" / "result.json").read_text())
+    assert alone["judgement"] == result["judgement"] and alone["looks"] == 1
+
+
+def test_what_is_in_both_splits_is_not_judged_on(adapt, given, tmp_path):
+    texts = (given / "labelled" / "train.csv").read_text().splitlines()
+    for name, rows in (("train", texts), ("test", [*texts[:4], "w1 w2 w3,cat", "w4 w5,dog"])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(rows))
+    words = (*TEXT, "--labelled", tmp_path, *TUNED)
+    said = " ".join(adapt(*words, "--method", "compare", "--out", tmp_path / "three").split())
+    result = json.loads((tmp_path / "three" / "result.json").read_text())
+    left_out = result["repeated"]  # of three, those that are not held out for validation
+    assert 0 < left_out <= 3 and result["judgement"]["examples"] == 5 - left_out
+    assert f"{left_out} scored examples were left out: they are also training examples." in said
+    said = adapt(*words, "--out", tmp_path / "one")
+    assert f"Classifier, test without {left_out} that are also trained on: accuracy" in said
+
+
 class StopHereError(Exception):
     pass
 
@@ -410,7 +490,7 @@ def test_every_option_reaches_the_training(adapt, monkeypatch, tmp_path, words, 
     with pytest.raises(StopHereError):
         adapt(*TEXT, *words, "--out", tmp_path / "out")
     assert heard[name] == value
-    assert (heard["steps"], heard["batch"], heard["lr"], heard["checks"]) == (3, 8, 1e-3, 2)
+    assert (heard["steps"], heard["batch"], heard["lr"], heard["checks"]) == (3, 15, 1e-3, 2)
 
 
 def test_the_options_of_fine_tuning_reach_it(adapt, monkeypatch, tmp_path):
@@ -429,7 +509,10 @@ def test_the_options_of_fine_tuning_reach_it(adapt, monkeypatch, tmp_path):
 
 
 def test_sizes_are_read():
-    assert [read_bytes(t) for t in ("10", "1.5kB", "2 MB", "3gb", "0")] == [10, 1500, 2e6, 3e9, 0]
+    sizes = {"10B": 10, "1.5kB": 1500, "2 MB": 2e6, "3gb": 3e9, "0": 0}
+    assert {text: read_bytes(text) for text in sizes} == sizes
+    with pytest.raises(ValueError, match="must be 0 or a size such as 500MB or 10GB, not '10'"):
+        read_bytes("10")  # of what?
 
 
 def test_a_comparison_ends_in_a_page_and_opens_the_test_split_last(adapt, monkeypatch, tmp_path):

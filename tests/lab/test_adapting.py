@@ -66,8 +66,29 @@ def test_classifiers_that_answer_one_class_alone_are_recognised():
     collapsed = {arm: torch.zeros(5, 100, dtype=torch.long) for arm in ARMS}
     said = judge(collapsed, labels(100), metric="accuracy", margin=0.01)
     assert said.best is None and "gives all examples the same class" in said.reason
+    assert {each.word for each in said.differences} == {"undecided"}  # and not "alike"
+    assert {each["word"] for each in said.plain()["differences"]} == {"undecided"}
     collapsed["further"] = labels(100).expand(5, -1)
     assert "same class" not in judge(collapsed, labels(100), metric="accuracy", margin=0.01).reason
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
+def test_arms_below_the_commonest_class_are_told_to_be_tuned(metric):
+    true = (torch.arange(900) % 10 < 7).long()  # 70 % are of class 1
+    constant = torch.nn.functional.one_hot(torch.ones(900, dtype=torch.long), 2)
+    floor = scores(constant, true)[metric]
+    draw = torch.Generator().manual_seed(0)
+    for best, wanted in (
+        (floor - 0.05, "change --epochs or --tune-lr"),
+        (0.8, "undecided between"),
+    ):
+        found = {}
+        for arm in ARMS:
+            right = torch.rand(5, 900, generator=draw) < best
+            found[arm] = torch.where(right, true, 1 - true)
+        said = judge(found, true, metric=metric, margin=0.001)
+        assert said.floor == pytest.approx(floor) and said.best is None
+        assert wanted in said.reason
 
 
 def test_one_arm_may_be_ruled_out_while_the_others_are_undecided():

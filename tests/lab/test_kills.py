@@ -182,7 +182,10 @@ def test_ctrl_c_ends_the_workers_quietly(tmp_path):
     workers = workers_of(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and err == "moiety: interrupted; the same command goes on.\n"
+    assert (
+        process.returncode == 130
+        and err == "moiety: interrupted; run the same command again to go on.\n"
+    )
     assert "trials are done and kept. To continue: moiety study run" in out
     for worker in workers:
         wait_until_gone(worker)

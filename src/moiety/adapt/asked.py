@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from .recipe import WARM_STEPS
 
-Way = Literal["self-distill", "further", "compare"]
+Way = Literal["self-distill", "further", "fine-tune", "compare"]
 PRETRAINING = (
     *("steps", "batch", "lr", "checks", "stop", "patience", "precision", "warm_steps"),
     "lora",
@@ -17,6 +17,9 @@ DISTILLATION = (
     *("rounds", "match", "mae_weight", "distill_weight", "distill_every", "match_routing"),
     *("cache", "cache_limit"),
 )
+POSITIVE, WEIGHTS = ("lr", "tune_lr"), ("mae_weight", "distill_weight", "match_routing")
+TUNING = ("tune", "epochs", "tune_batch", "tune_lr")
+JUDGING = ("seeds", "metric", "margin")  # what may change when a comparison is over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,7 @@ class Asked:
     """What is wanted: the words of `moiety adapt`, and what decides the bits of its result."""
 
     model: str
-    unlabelled: str
+    unlabelled: str | None = None  # none to fine-tune alone
     labelled: str | None = None
     source: str | None = None
     method: Way = "self-distill"
@@ -73,6 +76,16 @@ class Asked:
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"--{name.replace('_', '-')} must be a number, got {value}")
+            if name in POSITIVE and value is not None and value <= 0:
+                raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value:g}")
+            if name in WEIGHTS and value < 0:
+                raise ValueError(f"--{name.replace('_', '-')} must be 0 or more, got {value:g}")
+        alone = self.method == "fine-tune"
+        if alone != (self.unlabelled is None):
+            needs = "does nothing with" if alone else "is needed, but for"
+            raise ValueError(f"--unlabelled {needs} --method fine-tune")
+        if self.labelled is None and alone:
+            raise ValueError("--method fine-tune needs --labelled, to fine-tune on")
         if self.labelled is None and self.stop == "probe":
             raise ValueError("--stop probe needs --labelled, whose training split it probes on")
         if self.labelled is None and self.method == "compare":

@@ -14,35 +14,39 @@ the `noise` that decides which patches are hidden.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .. import io
+from ..modes import at_rest
 from .encoders import Encoder
 from .finetune import Tuned
-from .follow import at_rest
 from .rows import Rows
 
 EXAMPLES, PLACES = 2, 4  # whose logits are kept: a vocabulary is long
 
 
 @torch.no_grad()
-def write_check(path: Path, encoder: Encoder, rows: Rows, tuned: Tuned | None) -> None:
+def write_check(path: Path, encoder: Encoder | None, rows: Rows, tuned: Tuned | None) -> None:
     """Ask the models, on the CPU as whoever checks will."""
     from safetensors.torch import save
 
-    encoder = encoder.copy().to("cpu")
-    batch = encoder.batch(rows.take(list(range(min(EXAMPLES, len(rows))))))
+    asked = encoder or (tuned and tuned.classifier.encoder)
+    assert asked
+    reader = asked.copy().to("cpu")
+    batch = reader.batch(rows.take(list(range(min(EXAMPLES, len(rows))))))
     read = {name: batch[name] for name in batch if name != "special_tokens_mask"}
-    if encoder.kind == "image":
-        read["noise"] = encoder.mask(batch, torch.Generator().manual_seed(0))
     told: dict[str, Tensor] = dict(read)
-    with at_rest(encoder.model):
-        told["adapted"] = encoder.model(**read).logits[:, :PLACES]
+    if encoder is not None:
+        if encoder.kind == "image":
+            told["noise"] = reader.mask(batch, torch.Generator().manual_seed(0))
+        with at_rest(reader.model):
+            told["adapted"] = reader.model(**told).logits[:, :PLACES]
     if tuned is not None:
-        model = tuned.classifier.model.to("cpu")
+        model = copy.deepcopy(tuned.classifier.model).to("cpu")
         with at_rest(model):
             told["classifier"] = model(**tuned.classifier.inputs(batch)).logits
     io.write_atomic(path, save({name: tensor.contiguous() for name, tensor in told.items()}))

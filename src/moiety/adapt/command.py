@@ -31,7 +31,7 @@ from .. import io
 from ..cost import parameters
 from ..data.named import NAMED
 from ..moe import MoE
-from .asked import DISTILLATION, PRETRAINING, Asked
+from .asked import DISTILLATION, JUDGING, PRETRAINING, TUNING, Asked
 from .checking import write_check
 from .classifier import Classifier
 from .corpus import Corpus, read_corpus
@@ -39,14 +39,12 @@ from .course import Tick, settle
 from .encoders import Encoder
 from .finetune import RATES as TUNE_RATES
 from .finetune import Tuned, batch_size, finetune
-from .images import ImageEncoder
-from .labelled import Labelled, read_labelled
+from .labelled import Labelled, Reader, labelled_problem, read_labelled
 from .pretrain import MATCHES, Adapted, further_pretrain, self_distill
-from .reading import but_test, has_columns, is_one, problem_of, training_part
+from .reading import but_test, has_columns, is_one, training_part
 from .recipe import BATCHES, RATES
 from .rows import Rows
 from .text import TextEncoder
-from .tuning import TuneRecipe
 
 
 @dataclass
@@ -54,7 +52,7 @@ class Opened:
     """Model and data, read."""
 
     encoder: Encoder
-    corpus: Corpus
+    corpus: Corpus | None  # none to fine-tune alone
     source: Corpus | None
     labelled: Labelled | None
 
@@ -69,12 +67,12 @@ def begin(asked: Asked, out: Path | None, device: Any = None) -> Opened:
         check_out(asked, out)
     opened = open_all(asked, None if out is None else out / "pretraining")
     check_tuning(asked, opened)
-    check_idle(asked, opened.encoder)
     if device is not None:
         opened.encoder.to(device)
     if out is not None:
         io.sweep(out)
-        # As long as nothing is trained, a command that was refused can be put right.
+        if any(plan[name] != value for name, value in known_plan(out).items() if name in TUNING):
+            shutil.rmtree(out / "fine-tuning", ignore_errors=True)
         io.write_json(out / "plan.json", plan)
     return opened
 
@@ -90,19 +88,34 @@ def check_out(asked: Asked, out: Path) -> None:
         there = (training_part(path) if data else path).resolve()
         if here in (there, path.resolve()) or (data and there in here.parents):
             raise ValueError(f"--out {out} is where {given} is read from: choose another folder")
-    check_ours(out)
-    if (out / "pretraining" / "plan.json").exists():
-        settle(out, dataclasses.asdict(asked))
-
-
-def check_ours(out: Path) -> None:
-    """Raise for a folder in which another program has files of the names that are written here."""
-    plan = out / "plan.json"
-    known = io.read_json(plan) if plan.exists() else {}
-    if not (isinstance(known, dict) and ("unlabelled" in known or not plan.exists())):
-        raise ValueError(f"{plan} is not of `moiety adapt`: choose another --out")
+    known = known_plan(out)
     if (out / "result.json").exists() and not known:
         raise ValueError(f"{out / 'result.json'} is not of `moiety adapt`: choose another --out")
+    begun = (out / "pretraining" / "plan.json").exists() or (out / "fine-tuning").exists()
+    if not begun:  # a command that was refused can be put right
+        return
+    # The test was read, or may have been.
+    ended = any((out / name).exists() for name in ("result.json", "fine-tuning/final.safetensors"))
+    free = JUDGING if ended else (*JUDGING, *TUNING)
+    plan = dataclasses.asdict(asked)
+    try:
+        settle(out, {**plan, **{name: known[name] for name in free if name in known}})
+    except ValueError as error:
+        if not ended or any(known.get(n) != plan[n] for n in plan if n not in (*free, *TUNING)):
+            raise
+        raise ValueError(
+            f"{error}; to fine-tune its model in another way, --method fine-tune --model "
+            f"{out / 'adapted'}"
+        ) from None
+
+
+def known_plan(out: Path) -> dict[str, Any]:
+    """What a folder was begun with; another program's file of that name raises."""
+    path = out / "plan.json"
+    known = io.read_json(path) if path.exists() else {}
+    if not isinstance(known, dict) or (known and "unlabelled" not in known):
+        raise ValueError(f"{path} is not of `moiety adapt`: choose another --out")
+    return known
 
 
 def check_tuning(asked: Asked, opened: Opened) -> None:
@@ -110,11 +123,6 @@ def check_tuning(asked: Asked, opened: Opened) -> None:
     if opened.labelled is None:
         return
     Classifier.build(opened.encoder, opened.labelled.classes)
-    lr = TUNE_RATES[opened.encoder.kind] if asked.tune_lr is None else asked.tune_lr
-    try:
-        TuneRecipe(steps=1, batch=1, lr=lr, method=asked.tune)
-    except ValueError as error:
-        raise ValueError(f"--tune-{error}") from None
     if asked.labels is not None:
         draw(opened.labelled, asked.labels, asked.seed)
 
@@ -129,12 +137,16 @@ def check_idle(asked: Asked, encoder: Encoder) -> None:
         raise ValueError("--length goes with texts, and the model reads images")
     if asked.match_routing and not any(isinstance(p, MoE) for p in encoder.model.modules()):
         raise ValueError("--match-routing goes with a model with experts; see moiety upcycle")
+    sources = [given for given in (asked.unlabelled, asked.source) if given is not None]
+    if asked.data_dir is not None and not {*sources, asked.labelled} & NAMED.keys():
+        raise ValueError("--data-dir goes with a built-in set, and there is none")
     if asked.labelled_text is not None and encoder.kind == "image":
         raise ValueError("--labelled-text goes with texts, and the model reads images")
-    tables = encoder.kind == "text" and asked.labelled is not None and asked.labelled_text is None
-    if asked.text is None or tables:
-        return  # labelled texts are a table
-    sources = [asked.unlabelled, *([] if asked.source is None else [asked.source])]
+    table = encoder.kind == "text" and asked.labelled is not None and asked.labelled not in NAMED
+    if asked.labelled_text is not None and not table:
+        raise ValueError("--labelled-text goes with a labelled table, and there is none")
+    if asked.text is None or (table and asked.labelled_text is None):
+        return
     if not any(has_columns(source, encoder.kind) for source in sources):
         named = "a table" if encoder.kind == "text" else "an .npz of images"
         raise ValueError(f"--text goes with {named}, and there is none")
@@ -143,32 +155,35 @@ def check_idle(asked: Asked, encoder: Encoder) -> None:
 def open_all(asked: Asked, folder: Path | None) -> Opened:
     """The model, and the data as it reads them."""
     encoder = Encoder.load(asked.model, seed=asked.seed)
-    if asked.fit and isinstance(encoder, ImageEncoder):
-        encoder.processor.do_convert_rgb = encoder.shape[0] == 3  # of grey images, as we do here
+    check_idle(asked, encoder)
     shape: dict[str, Any] = {"length": asked.length, "fit": asked.fit, "seed": asked.seed}
     shape["data_dir"] = asked.data_dir
 
     def corpus(source: Any, name: str) -> Corpus:
         at = None if folder is None else folder / name
-        return read_corpus(source, encoder, column=asked.text, folder=at, **shape)
+        named = isinstance(source, str) and has_columns(source, encoder.kind)
+        return read_corpus(
+            source, encoder, column=asked.text if named else None, folder=at, **shape
+        )
 
     unlabelled: Any = asked.unlabelled
     given: Any = asked.labelled
     labelled, note = None, ""
     if given is not None:
-        text = asked.labelled_text or asked.text
-        words = {"targets": asked.target, "text": text, "seed": asked.seed}
-        if is_one(unlabelled, given):
+        text = asked.labelled_text or asked.text if encoder.kind == "text" else None
+        if unlabelled is not None and is_one(unlabelled, given):
             if asked.labelled_text is not None:
                 raise ValueError(
                     "--labelled-text goes with a labelled table of its own: --text names the "
                     "column of one that is both"
                 )
-            path, given = Path(given).expanduser(), problem_of(given, asked.data_dir, **words)
+            reader = Reader(encoder, asked.target, text, asked.length, asked.fit)
+            path = Path(given).expanduser()
+            given = labelled_problem(given, reader, asked.seed, asked.data_dir)
             unlabelled, note = but_test(given, path)
-        labelled = read_labelled(given, encoder, **{**words, **shape})
-    found = corpus(unlabelled, "corpus")
-    if note:
+        labelled = read_labelled(given, encoder, targets=asked.target, text=text, **shape)
+    found = None if unlabelled is None else corpus(unlabelled, "corpus")
+    if found is not None and note:
         found.notes.insert(0, note)
     source = None if asked.source is None else corpus(asked.source, "source")
     return Opened(encoder, found, source, labelled)
@@ -186,15 +201,20 @@ def draw(labelled: Labelled, count: int | None, seed: int) -> Rows:
             f"--labels must be from {classes}, one for each class, to {len(train)}, got {count}"
         )
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
-    first = [int((train.labels[order] == c).nonzero()[0]) for c in train.labels.unique()]
-    rest = [place for place in range(len(order)) if place not in set(first)]
+    first = {int((train.labels[order] == c).nonzero()[0]) for c in train.labels.unique()}
+    rest = [place for place in range(len(order)) if place not in first]
     return train.part(order[sorted([*first, *rest[: count - classes]])])
 
 
 def pretrain(
     asked: Asked, opened: Opened, out: Path, tick: Tick | None = None, **more: Any
-) -> Adapted:
-    """Further pre-training or self-distillation; a comparison has the first inside the second."""
+) -> Adapted | None:
+    """Further pre-training or self-distillation; a comparison has the first inside the second.
+
+    None where only a classifier is wanted.
+    """
+    if asked.method == "fine-tune":
+        return None
     words = {**asked.words(PRETRAINING), "seed": asked.seed, "out": out / "pretraining", **more}
     words |= {"source": opened.source, "labelled": opened.labelled}
     if tick is not None:
@@ -207,8 +227,8 @@ def pretrain(
 def tuned_from(
     asked: Asked, encoder: Encoder, train: Any, seed: int, out: Path, **more: Any
 ) -> Tuned:
-    """Fine-tune an encoder on labelled rows, as was asked for."""
-    tuned = finetune(
+    """Fine-tune an encoder on labelled rows, as was asked for; the caller saves it."""
+    return finetune(
         encoder,
         train,
         method=asked.tune,
@@ -218,26 +238,27 @@ def tuned_from(
         precision=asked.precision,
         seed=seed,
         out=out,
+        save_classifier=False,
         **more,
     )
-    shutil.rmtree(out / "classifier", ignore_errors=True)  # `save` writes it where it belongs
-    return tuned
 
 
 def finish(
     asked: Asked,
     opened: Opened,
-    adapted: Adapted,
+    adapted: Adapted | None,
     out: Path,
     tick: Tick | None = None,
     **more: Any,
 ) -> dict[str, Any]:
     """Fine-tune where there are labels, write both models, and say how it went."""
     tuned, labelled = None, opened.labelled
+    if adapted is not None:
+        adapted.encoder.save(out / "adapted")
     if labelled is not None:
         tuned = tuned_from(
             asked,
-            adapted.encoder,
+            adapted.encoder if adapted else opened.encoder,
             labelled.train,
             asked.seed,
             out / "fine-tuning",
@@ -247,7 +268,8 @@ def finish(
             tick=None if tick is None else lambda share: tick("fine-tuning", share),
             **more,
         )
-    save(adapted.encoder, tuned, opened, out)
+        tuned.save(out / "classifier")
+    check(adapted.encoder if adapted else None, tuned, opened, out)
     result = {**told(asked, opened, adapted), "tuned": None}
     if tuned is not None:
         result["tuned"] = {"scores": tuned.scores, "distance": tuned.distance}
@@ -256,15 +278,17 @@ def finish(
     return result
 
 
-def save(encoder: Encoder, tuned: Tuned | None, opened: Opened, out: Path) -> None:
-    """Write the models as transformers loads them, and what they say of some inputs."""
-    encoder.save(out / "adapted")
-    if tuned is not None:
-        tuned.save(out / "classifier")
-    write_check(out / "check.safetensors", encoder, opened.corpus.held, tuned)
+def check(encoder: Encoder | None, tuned: Tuned | None, opened: Opened, out: Path) -> None:
+    """Write what the saved models say of some inputs."""
+    if opened.corpus is not None:
+        rows = opened.corpus.held
+    else:
+        assert opened.labelled is not None
+        rows = opened.labelled.validation
+    write_check(out / "check.safetensors", encoder, rows, tuned)
 
 
-def told(asked: Asked, opened: Opened, adapted: Adapted) -> dict[str, Any]:
+def told(asked: Asked, opened: Opened, adapted: Adapted | None) -> dict[str, Any]:
     """What is known of model, data and stages, as plain values; the same in every run."""
     stages = {
         stage.name: {
@@ -273,7 +297,7 @@ def told(asked: Asked, opened: Opened, adapted: Adapted) -> dict[str, Any]:
             "online": stage.online,
             "history": stage.history,
         }
-        for stage in adapted.stages
+        for stage in (adapted.stages if adapted else [])
     }
     return {
         "asked": dataclasses.asdict(asked),
@@ -281,17 +305,18 @@ def told(asked: Asked, opened: Opened, adapted: Adapted) -> dict[str, Any]:
         "model": about_model(opened.encoder),
         "data": about_data(opened),
         "stages": stages,
-        "flops": adapted.flops,
+        "flops": adapted.flops if adapted else {},
     }
 
 
 def used(asked: Asked, opened: Opened) -> dict[str, Any]:
     """What was taken where nothing was asked for."""
-    encoder = opened.encoder
-    found: dict[str, Any] = {"batch": BATCHES[encoder.kind], "lr": RATES[encoder.kind]}
-    found["batch"] = min(found["batch"], len(opened.corpus.train))
-    if asked.method != "further":
-        found["match"] = MATCHES[encoder.kind]
+    encoder, found = opened.encoder, dict[str, Any]()
+    if opened.corpus is not None:
+        found["batch"] = min(BATCHES[encoder.kind], len(opened.corpus.train))
+        found["lr"] = RATES[encoder.kind]
+        if asked.method != "further":
+            found["match"] = MATCHES[encoder.kind]
     if isinstance(encoder, TextEncoder):
         found["length"] = encoder.row_length()
     if opened.labelled is not None:
@@ -311,12 +336,12 @@ def about_model(encoder: Encoder) -> dict[str, Any]:
 
 
 def about_data(opened: Opened) -> dict[str, Any]:
-    labelled = opened.labelled
+    corpus, source, labelled = opened.corpus, opened.source, opened.labelled
     return {
-        "train": len(opened.corpus.train),
-        "held": len(opened.corpus.held),
-        "notes": opened.corpus.notes,
-        "source": None if opened.source is None else len(opened.source.held),
+        "train": None if corpus is None else len(corpus.train),
+        "held": None if corpus is None else len(corpus.held),
+        "notes": [] if corpus is None else corpus.notes,
+        "source": None if source is None else len(source.held),
         "labelled": None
         if labelled is None
         else {

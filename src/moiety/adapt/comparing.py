@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .asked import Asked
-from .command import Opened, draw, save, tuned_from
+from .command import Opened, check, draw, tuned_from
 from .course import Tick
 from .encoders import Encoder
 from .finetune import Tuned
 from .pretrain import Adapted
+from .rows import repeated
 from .scores import scores
 
 ARMS = ("fine-tune", "further", "self-distill")
@@ -39,6 +41,7 @@ class Compared:
     scores: dict[str, list[dict[str, float]]]  # by seed
     distance: dict[str, list[float]]  # of the trunk while it was fine-tuned
     examples: int  # labelled ones of a seed
+    repeated: int  # examples of the split that are also training examples, and were not scored
 
 
 def compare(
@@ -75,6 +78,9 @@ def compare(
             tuned(arm, i, tick)
     split = "validation" if labelled.read_test is None else "test"
     rows = labelled.validation if labelled.read_test is None else labelled.test()
+    known = repeated(rows, labelled.train)
+    if not known.all():
+        rows = rows.part(np.flatnonzero(~known))
     assert rows.labels is not None
     answers, found = {}, {}
     distance: dict[str, list[float]] = {arm: [] for arm in ARMS}
@@ -85,10 +91,13 @@ def compare(
             logits.append(one.logits(rows))
             distance[arm].append(one.distance)
             if not i:
-                save(starts[arm], one, opened, out / arm)
+                starts[arm].save(out / arm / "adapted")
+                one.save(out / arm / "classifier")
+                check(starts[arm], one, opened, out / arm)
         answers[arm] = torch.stack([each.argmax(1) for each in logits])
         found[arm] = [scores(each, rows.labels) for each in logits]
-    return Compared(split, rows.labels, answers, found, distance, len(parts[0]))
+    apart = int(known.sum()) % len(known)
+    return Compared(split, rows.labels, answers, found, distance, len(parts[0]), apart)
 
 
 def arms_of(adapted: Adapted) -> dict[str, Encoder]:

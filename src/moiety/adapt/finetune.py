@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from .. import io
 from ..train.state import read_state, state_bytes
@@ -34,6 +34,8 @@ from .cache import look_through
 from .classifier import Classifier
 from .encoders import Encoder
 from .labelled import Labelled, read_labelled
+from .loading import open_encoder
+from .rows import Rows, are_rows, repeated
 from .scores import answers, check_labels, score
 from .together import Member
 from .tuning import Method, TuneRecipe, Tuning
@@ -50,7 +52,9 @@ class Tuned:
 
     classifier: Classifier
     recipe: TuneRecipe
-    scores: dict[str, dict[str, float]]  # of "train" and, where given, "validation" and "test"
+    # Of "train" and, where given, "validation" and "test"; of "test_new" where some examples of the
+    # test are also trained on, which are "left_out" there.
+    scores: dict[str, dict[str, float]]
     distance: float  # l2, of the trunk from the encoder it was
     history: list[dict[str, Any]]  # by check: step, loss of the training, scores of "validation"
     sample: list[list[float]]  # logits of the first training examples
@@ -94,6 +98,7 @@ def finetune(
     seed: int = 0,
     out: str | Path | None = None,
     save_every: float = 30.0,
+    save_classifier: bool = True,
     capture: bool = False,
     crew: Member | None = None,
     tick: Callable[[float], None] | None = None,
@@ -107,12 +112,13 @@ def finetune(
     classes      their number or their names; None: those of the training labels
     steps        None: `epochs` times as many batches as the examples make
     batch, lr    None: 32 and 1e-4 for images, 16 and 2e-5 for text
-    out          a folder for the state in flight, `result.json` and `classifier/`
+    out          a folder for the state in flight, `result.json` and, with `save_classifier`,
+                 `classifier/`
     capture      on a GPU, repeat a step as one CUDA graph; it rounds a little
                  differently
     crew         its place among trainings that take their steps together (see `together`)
     """
-    encoder = model if isinstance(model, Encoder) else Encoder.load(model, processor=processor)
+    encoder = open_encoder(model, processor)
     data, validation, test = _splits(data, validation, test, encoder, seed)
     labels = check_labels(data, "training", classes)
     size = batch_size(encoder.kind, batch, len(labels))
@@ -145,13 +151,16 @@ def finetune(
                 classifier.model.load_state_dict(told.pop("state"))
                 classifier.model.eval()
                 if test is not None and "test" not in told["scores"]:  # it was not asked for before
-                    told["scores"]["test"] = _tested(tuning, test)
-                    _write(folder, tuning, told)
+                    told["scores"] |= _tested(tuning, test)
+                    _write(folder, tuning, told, save_classifier)
                 return Tuned(classifier, recipe, **told)
+        owner = getattr(test, "__self__", None)
+        if isinstance(owner, Labelled):  # now, and not after the training
+            owner.check_closed()
         tuning.run(tick)
         told = _told(tuning, encoder, test)
         if folder:
-            _write(folder, tuning, told)
+            _write(folder, tuning, told, save_classifier)
         return Tuned(classifier, recipe, **told)
 
 
@@ -164,13 +173,20 @@ def _splits(
     data: Any, validation: Any, test: Any, encoder: Encoder, seed: int
 ) -> tuple[Any, Any, Any]:
     """Training and validation rows, and what reads the test split."""
-    if isinstance(data, str | Path | dict | TensorDataset):
-        data = read_labelled(data, encoder, seed=seed)
-    if not isinstance(data, Labelled):
-        return data, validation, test
-    later = data.test if data.read_test is not None else None
-    given = data.validation if validation is None else validation
-    return data.train, given, later if test is None else test
+    if not are_rows(data):
+        if not isinstance(data, Labelled):
+            data = read_labelled(data, encoder, seed=seed)
+        later = data.test if data.read_test is not None else None
+        validation = data.validation if validation is None else validation
+        data, test = data.train, later if test is None else test
+    given = {"data": data, "validation": validation, "test": None if callable(test) else test}
+    for name, rows in given.items():
+        if rows is not None and not are_rows(rows):
+            raise ValueError(
+                f"{name} must be rows, such as those of read_labelled, not {rows!r:.60}"
+            )
+        encoder.check_reads(rows)
+    return data, validation, test
 
 
 def _told(tuning: Tuning, encoder: Encoder, test: Callable[[], Any] | Any) -> dict[str, Any]:
@@ -180,7 +196,7 @@ def _told(tuning: Tuning, encoder: Encoder, test: Callable[[], Any] | Any) -> di
     if tuning.validation is not None:  # it was scored after the last step
         found["validation"] = tuning.history[-1]["validation"]
     if test is not None:
-        found["test"] = _tested(tuning, test)
+        found |= _tested(tuning, test)
     return {
         "scores": found,
         "distance": classifier.distance(encoder),
@@ -190,14 +206,23 @@ def _told(tuning: Tuning, encoder: Encoder, test: Callable[[], Any] | Any) -> di
     }
 
 
-def _tested(tuning: Tuning, test: Callable[[], Any] | Any) -> dict[str, float]:
+def _tested(tuning: Tuning, test: Callable[[], Any] | Any) -> dict[str, dict[str, float]]:
+    """The scores of the test split, and of what in it is new, where some is not."""
     rows = test() if callable(test) else test
-    return score(tuning.classifier, rows, tuning.recipe.batch, "test")
+    found = {"test": score(tuning.classifier, rows, tuning.recipe.batch, "test")}
+    if isinstance(rows, Rows) and isinstance(tuning.data, Rows):
+        known = repeated(rows, tuning.data)
+        if known.any() and not known.all():
+            new = rows.part(np.flatnonzero(~known))
+            found["test_new"] = score(tuning.classifier, new, tuning.recipe.batch, "test")
+            found["test_new"]["left_out"] = int(known.sum())
+    return found
 
 
-def _write(out: Path, tuning: Tuning, told: dict[str, Any]) -> None:
+def _write(out: Path, tuning: Tuning, told: dict[str, Any], classifier: bool) -> None:
     """Keep it; `final.safetensors` comes last, and says that all is there."""
-    tuning.classifier.save(out / "classifier")
+    if classifier:
+        tuning.classifier.save(out / "classifier")
     said = {**told, **asdict(tuning.recipe)}
     options = tuning.recipe.options.items()  # JSON has no infinity
     said["options"] = {name: v if math.isfinite(v) else str(v) for name, v in options}

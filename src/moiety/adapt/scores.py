@@ -3,9 +3,8 @@
     scores(logits, labels)         # {"accuracy": …, "macro_f1": …, "micro_f1": …, "loss": …, …}
 
 macro_f1 is the mean of the F1 of the classes that occur among labels or answers. micro_f1 counts
-all classes together; with one class for each example it is the accuracy, and `skip` leaves a class
-out of both, as "no relation" is in some data. largest_class is the accuracy of whoever answers
-nothing but the commonest class.
+all classes together; with one class for each example it is the accuracy. largest_class is the
+accuracy of whoever answers nothing but the commonest class.
 
     score(classifier, rows, 32)    # the same of labelled rows: with a length, `take` and `labels`
 
@@ -21,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..modes import at_rest
 from .cache import batches
-from .follow import Chosen, at_rest
+from .follow import Chosen
 
 if TYPE_CHECKING:
     from .classifier import Classifier
@@ -31,18 +31,18 @@ AT_ONCE = 8  # batches that are answered at once
 
 
 @torch.no_grad()
-def scores(logits_NC: Tensor, labels_N: Tensor, *, skip: int | None = None) -> dict[str, float]:
+def scores(logits_NC: Tensor, labels_N: Tensor) -> dict[str, float]:
     """The scores of some examples; `loss` is the mean cross-entropy in nats."""
     if not len(labels_N):
         raise ValueError("there are no examples to score")
     logits_NC, labels_N = logits_NC.double().cpu(), labels_N.cpu()
     answers_N = logits_NC.argmax(1)
-    classes = [c for c in torch.cat([answers_N, labels_N]).unique().tolist() if c != skip]
-    counts = torch.tensor([_counts(answers_N, labels_N, c) for c in classes]).reshape(-1, 3)
+    classes = torch.cat([answers_N, labels_N]).unique().tolist()
+    counts = torch.tensor([_counts(answers_N, labels_N, c) for c in classes])
     return {
         "accuracy": float((answers_N == labels_N).double().mean()),
-        "macro_f1": float(_f1(counts).mean()) if classes else 0.0,
-        "micro_f1": float(_f1(counts.sum(0))) if classes else 0.0,
+        "macro_f1": float(_f1(counts).mean()),
+        "micro_f1": float(_f1(counts.sum(0))),
         "loss": float(F.cross_entropy(logits_NC, labels_N)),
         "largest_class": float(labels_N.bincount().max()) / len(labels_N),
     }

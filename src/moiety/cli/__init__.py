@@ -39,7 +39,9 @@ def main(arguments: list[str] | None = None) -> None:
             typer.echo(f"moiety: {sentence}", err=True)
         sys.exit(2)
     if code == INTERRUPTED:
-        again = "; the same command goes on" if arguments and arguments[0] in GO_ON else ""
+        again = (
+            "; run the same command again to go on" if arguments and arguments[0] in GO_ON else ""
+        )
         typer.echo(f"moiety: interrupted{again}.", err=True)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -80,7 +82,7 @@ def explain(error: Exception) -> str | None:
     itself raised: one from inside a library is a defect of ours and keeps its traceback.
     """
     if hasattr(error, "format_message"):  # typer's usage errors, whose class moved between versions
-        return error.format_message()
+        return error.format_message().replace("Value error, ", "")  # of what checks the values
     if isinstance(error, OSError | ImportError):
         return str(error)
     frames = list(traceback.walk_tb(error.__traceback__))

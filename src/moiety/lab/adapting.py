@@ -27,7 +27,7 @@ from .claims import Word, check_margin, word_of
 
 LEVEL = 0.05  # two-sided, of all intervals together
 RESAMPLES, AT_ONCE = 1000, 2**24  # weights of examples in memory at once
-LABELS = {"accuracy": "accuracy", "macro_f1": "macro F1"}
+METRICS = ("accuracy", "macro_f1")
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,12 @@ class Difference:
     interval: tuple[float, float]
     margin: float
     of_examples: float  # the share of the variance that more seeds cannot lower
+    silent: bool = False  # no classifier tells examples apart, so that there is nothing to compare
 
     @property
     def word(self) -> Word:
         """Of "a is better than b": by more than the margin, or the reverse, or within it."""
-        return word_of(self.interval, self.margin)
+        return "undecided" if self.silent else word_of(self.interval, self.margin)
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,13 @@ class Judgement:
     margin: float
     seeds: int
     examples: int
+    floor: float  # of a classifier that gives all examples the commonest class
 
     def plain(self) -> dict[str, Any]:
         """As plain values, for JSON."""
         each = [
-            {**vars(difference), "interval": list(difference.interval), "word": difference.word}
-            for difference in self.differences
+            {**vars(one), "interval": list(one.interval), "word": one.word}
+            for one in self.differences
         ]
         intervals = {arm: list(ends) for arm, ends in self.intervals.items()}
         return {**vars(self), "intervals": intervals, "differences": each, "level": 1 - LEVEL}
@@ -75,6 +77,10 @@ CONSTANT = (
     "undecided: every classifier gives all examples the same class; give them more --epochs or "
     "another --tune-lr"
 )
+BELOW = (
+    "undecided: no arm is better than giving all examples the commonest class; change --epochs or "
+    "--tune-lr: more seeds would not help"
+)
 
 
 def judge(
@@ -82,23 +88,28 @@ def judge(
 ) -> Judgement:
     """Compare the answers [S, N] of all arms; the arms are in the order of what they cost."""
     check_margin(margin)
-    if metric not in LABELS:
-        raise ValueError(f"metric must be one of {', '.join(LABELS)}, got {metric!r}")
+    if metric not in METRICS:
+        raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
     weights_RN = torch.ones(1, len(labels_N))
     scores = {arm: _metric(a, labels_N, weights_RN, metric)[0] for arm, a in answers.items()}
     drawn = _resampled(answers, labels_N, metric)
     level = LEVEL / math.comb(len(answers), 2)
+    silent = all((a == a[:, :1]).all() for a in answers.values())
+    commonest = labels_N.bincount().argmax().expand(1, len(labels_N))
+    floor = float(_metric(commonest, labels_N, weights_RN, metric))
     found = []
     for b, a in combinations(answers, 2):
         effect, interval, share = _interval(
             scores[a] - scores[b], drawn[a] - drawn[b], len(labels_N), level
         )
         within = max(interval[0], -1.0), min(interval[1], 1.0)  # what two scores can differ by
-        found.append(Difference(a, b, effect, within, margin, share))
+        found.append(Difference(a, b, effect, within, margin, share, silent))
     alone = {arm: _interval(scores[arm], drawn[arm], len(labels_N), LEVEL) for arm in answers}
     best, reason = _choose(found, list(answers), margin)
-    if all((a == a[:, :1]).all() for a in answers.values()):
+    if silent:
         best, reason = None, CONSTANT
+    elif best is None and max(each[0] for each in alone.values()) <= floor:
+        best, reason = None, BELOW
     return Judgement(
         best,
         reason,
@@ -109,6 +120,7 @@ def judge(
         margin,
         len(next(iter(scores.values()))),
         len(labels_N),
+        floor,
     )
 
 

@@ -20,11 +20,10 @@ ARMS = {
     "further": "Further pre-training",
     "self-distill": "Self-distillation",
 }
-METRICS = {"accuracy": "accuracy", "macro_f1": "macro F1"}
 HEADS = {"accuracy": "Accuracy", "macro_f1": "Macro F1"}
 FOLLOWED = {  # by name in a history: title, axis, form
-    "target": ("Masked loss, new domain", "Held-out rows of the unlabelled data.", ".3g"),
-    "source": ("Masked loss, old domain", "Held-out rows of the source: what is forgotten.", ".3g"),
+    "target": ("Masked loss, new domain", "Held-out rows of the unlabelled data.", ".4g"),
+    "source": ("Masked loss, old domain", "Held-out rows of the source: what is forgotten.", ".4g"),
     "distance": ("Distance from the start", "l2, of the encoder's weights.", ".3g"),
     "score": (
         "Probe",
@@ -47,7 +46,9 @@ def adapt_page(result: Result) -> str:
         seeds=_seeds(result),
         charts=_charts(result["stages"]),
         online=[
-            f"{stage_name(n)}: {s['online']}" for n, s in result["stages"].items() if s["online"]
+            f"{stage_name(name)}: the teacher ran at every step: {stage['online']}"
+            for name, stage in result["stages"].items()
+            if stage["online"]
         ],
         metric=HEADS[asked["metric"]],
         other=HEADS[_other(asked["metric"])],
@@ -95,8 +96,19 @@ def answers(result: Result) -> dict[str, str]:
         f"{quantity(spent['self-distill'], THOUSANDS)}FLOPs for self-distillation, which includes "
         "it; fine-tuning alone needs none."
     )
-    metric = HEADS[judged["metric"]]
-    return {"Which": which, "Scores": f"{metric}: {scores}.", "How sure": sure, "Cost": cost}
+    metric, floor = HEADS[judged["metric"]], number(judged["floor"], FORM)
+    said = f"{metric}: {scores}; the commonest class alone {floor}."
+    if result["looks"] > 1:
+        sure += (
+            f" This is look {result['looks']} at the same scored examples, with other seeds, "
+            "metric or margin: every look may err anew."
+        )
+    if result["repeated"]:
+        sure += (
+            f" {result['repeated']:,} scored examples were left out: they are also training "
+            "examples."
+        )
+    return {"Which": which, "Scores": said, "How sure": sure, "Cost": cost}
 
 
 def _sentence(text: str) -> str:
@@ -134,7 +146,7 @@ def difference_rows(result: Result) -> list[dict[str, Any]]:
 
 
 def _other(metric: str) -> str:
-    return next(name for name in METRICS if name != metric)
+    return next(name for name in HEADS if name != metric)
 
 
 def _arms(result: Result) -> list[dict[str, Any]]:
@@ -177,7 +189,9 @@ def _charts(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
         ]
         if series:
             top = 1.0 if key == "score" else None
-            chart = lines(f"{title} by step", series, across="Step", top=top, form=form)
+            loss = key in ("target", "source")  # whose differences are small beside it
+            words: dict[str, Any] = {"across": "Step", "top": top, "zero": not loss, "form": form}
+            chart = lines(f"{title} by step", series, **words)
             made.append({"name": title, "note": note, "chart": chart})
     return made
 
@@ -211,7 +225,7 @@ def _settings(result: Result) -> dict[str, str]:
     said |= set() if asked["stop"] else {"patience"}
     said |= set() if result["model"]["made"] else {"warm_steps"}
     shown = {
-        name.replace("_", " ").capitalize(): plain(value)
+        f"--{name.replace('_', '-')}": plain(value)
         for name, value in {**asked, **result.get("used", {})}.items()
         if name not in said and value is not None and value is not False
     }

@@ -39,11 +39,16 @@ def lines(
     *,
     across: str,
     top: float | None = None,
+    zero: bool = True,
     form: str = ".0%",
 ) -> dict[str, Any]:
-    """A chart of lines from zero to `top`, or to a round number above all values."""
+    """A chart of lines to `top`, or to a round number above all values; from zero, or from a round
+    number below all values.
+    """
     seen = [v for each in series for v in (*each.y, *(each.high or ())) if not missing(v)]
-    heights = _ticks(0.0, top or max([*(v for v in seen if v is not None), 1e-9]))
+    known = [v for v in seen if v is not None]
+    low = 0.0 if zero else min(known, default=0.0)
+    heights = _ticks(low, top or max([*known, low + max(abs(low) / 1000, 1e-9)]))
     places = sorted({x for each in series for x in each.x})
     left, right = places[0], places[-1] if places[-1] > places[0] else places[0] + 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,28 +10,29 @@ import typer
 
 from .asked import command_line, in_options, read_bytes, refuse_idle
 
-Way = Literal["self-distill", "further", "compare"]
+Way = Literal["self-distill", "further", "fine-tune", "compare"]
 Match = Literal["hidden", "cls", "prediction", "weights"]
 Tune = Literal["plain", "recadam", "mars", "r3f"]
 
-# The panels of --help.
-TRAIN = "Pre-training"
-DISTIL = "Self-distillation"
-TUNING = "Fine-tuning, with --labelled"
-COMPARE = "Comparison, with --method compare"
-DATA = "Data"
+
+# Options by their panel of --help.
+train = partial(typer.Option, rich_help_panel="Pre-training")
+distil = partial(typer.Option, rich_help_panel="Self-distillation")
+tuning = partial(typer.Option, rich_help_panel="Fine-tuning, with --labelled")
+compared = partial(typer.Option, rich_help_panel="Comparison, with --method compare")
+data = partial(typer.Option, rich_help_panel="Data")
 
 
 def command(
     model: Annotated[
-        str, typer.Option(help="Folder of a masked encoder, such as RoBERTa or ViT-MAE.")
+        str, typer.Option(help="Folder, or hub id, of a masked encoder such as RoBERTa or ViT-MAE.")
     ],
     unlabelled: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Texts (a file, a folder, a table) or images (a folder, .npz) of the new domain."
         ),
-    ],
+    ] = None,
     labelled: Annotated[
         str | None,
         typer.Option(
@@ -41,177 +43,103 @@ def command(
         str | None, typer.Option(help="Data of the old domain, to follow what is forgotten.")
     ] = None,
     method: Annotated[
-        Way, typer.Option(help="compare: fine-tune, further and self-distill at the same labels.")
+        Way, typer.Option(help="further: masks alone; compare: all three ways at the same labels.")
     ] = "self-distill",
     out: Annotated[Path, typer.Option(help="Folder of models and states.")] = Path("out/adapt"),
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Of each stage. Default: 2000.", rich_help_panel=TRAIN)
-    ] = None,
+    steps: Annotated[int | None, train(help="Of each stage. Default: 2000.", min=1)] = None,
     batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Examples of a step. Default: 64 images, 128 texts.", rich_help_panel=TRAIN
-        ),
+        int | None, train(help="Examples of a step. Default: 64 images, 128 texts.", min=1)
     ] = None,
     lr: Annotated[
-        float | None,
-        typer.Option(
-            help="Learning rate. Default: 1.5e-4 for images, 1e-4 for text.", rich_help_panel=TRAIN
-        ),
+        float | None, train(help="Learning rate. Default: 1.5e-4 for images, 1e-4 for text.")
     ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of self-distillation. Default: 1.", rich_help_panel=DISTIL),
-    ] = None,
+    rounds: Annotated[int | None, distil(help="Of self-distillation. Default: 1.", min=1)] = None,
     match: Annotated[
         Match | None,
-        typer.Option(
-            help="What the student keeps of its teacher. Default: cls of images, hidden of text.",
-            rich_help_panel=DISTIL,
+        distil(
+            help="What the student keeps of its teacher. Default: cls of images, hidden of text."
         ),
     ] = None,
-    mae_weight: Annotated[
-        float | None, typer.Option(help="Of the masked loss. Default: 1.", rich_help_panel=DISTIL)
-    ] = None,
-    distill_weight: Annotated[
-        float | None, typer.Option(help="Of the teacher. Default: 1.", rich_help_panel=DISTIL)
-    ] = None,
+    mae_weight: Annotated[float | None, distil(help="Of the masked loss. Default: 1.")] = None,
+    distill_weight: Annotated[float | None, distil(help="Of the teacher. Default: 1.")] = None,
     distill_every: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Steps from one look at the teacher to the next. Default: 1.",
-            rich_help_panel=DISTIL,
-        ),
+        distil(help="Steps from one look at the teacher to the next. Default: 1.", min=1),
     ] = None,
     match_routing: Annotated[
-        float | None,
-        typer.Option(
-            help="Weight that keeps routers close to the teacher's. Default: 0.",
-            rich_help_panel=DISTIL,
-        ),
+        float | None, distil(help="Weight that keeps routers close to the teacher's. Default: 0.")
     ] = None,
     cache_limit: Annotated[
         str | None,
-        typer.Option(
+        distil(
             help="Largest cache of the teacher, such as 10GB, or 0; above it the teacher runs at "
-            "every step.",
-            rich_help_panel=DISTIL,
+            "every step."
         ),
     ] = None,
     warm_steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Of a head that the model lacks. Default: 500.", rich_help_panel=TRAIN
-        ),
+        int | None, train(help="Of a head that the model lacks. Default: 500.", min=1)
     ] = None,
     lora: Annotated[
         int | None,
-        typer.Option(
-            min=1,
+        train(
             help="Rank of LoRA adapters (peft) to train instead of the encoder, and to merge.",
-            rich_help_panel=TRAIN,
+            min=1,
         ),
     ] = None,
     checks: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Looks at the model in a stage. Default: 8.", rich_help_panel=TRAIN
-        ),
+        int | None, train(help="Looks at the model in a stage. Default: 8.", min=1)
     ] = None,
     stop: Annotated[
-        Literal["probe"] | None,
-        typer.Option(help="probe: keep the check with the best probe.", rich_help_panel=TRAIN),
+        Literal["probe"] | None, train(help="probe: keep the check with the best probe.")
     ] = None,
     patience: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="With --stop: worse checks until a stage ends. Default: 3.",
-            rich_help_panel=TRAIN,
-        ),
+        int | None, train(help="With --stop: worse checks until a stage ends. Default: 3.", min=1)
     ] = None,
-    tune: Annotated[
-        Tune | None, typer.Option(help="How to fine-tune. Default: plain.", rich_help_panel=TUNING)
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Of fine-tuning. Default: 10.", rich_help_panel=TUNING)
-    ] = None,
+    tune: Annotated[Tune | None, tuning(help="How to fine-tune. Default: plain.")] = None,
+    epochs: Annotated[int | None, tuning(help="Of fine-tuning. Default: 10.", min=1)] = None,
     tune_batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Examples of a step. Default: 32 images, 16 texts.", rich_help_panel=TUNING
-        ),
+        int | None, tuning(help="Examples of a step. Default: 32 images, 16 texts.", min=1)
     ] = None,
     tune_lr: Annotated[
-        float | None,
-        typer.Option(
-            help="Learning rate. Default: 1e-4 for images, 2e-5 for text.", rich_help_panel=TUNING
-        ),
+        float | None, tuning(help="Learning rate. Default: 1e-4 for images, 2e-5 for text.")
     ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(help="Of a comparison, at least 5. Default: 5.", rich_help_panel=COMPARE),
-    ] = None,
+    seeds: Annotated[int | None, compared(help="Of a comparison, at least 5. Default: 5.")] = None,
     labels: Annotated[
         int | None,
-        typer.Option(
-            min=2,
-            help="Labelled examples that a seed of a comparison draws. Default: all.",
-            rich_help_panel=COMPARE,
-        ),
+        compared(help="Labelled examples that a seed of a comparison draws. Default: all.", min=2),
     ] = None,
     metric: Annotated[
         Literal["accuracy", "macro_f1"] | None,
-        typer.Option(
-            help="That a comparison judges by. Default: accuracy.", rich_help_panel=COMPARE
-        ),
+        compared(help="That a comparison judges by. Default: accuracy."),
     ] = None,
     margin: Annotated[
-        float | None,
-        typer.Option(
-            help="Smallest difference that matters. Default: 0.01.", rich_help_panel=COMPARE
-        ),
+        float | None, compared(help="Smallest difference that matters. Default: 0.01.")
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(
-            help="Column of tables that holds the text, or array of an .npz that holds the images.",
-            rich_help_panel=DATA,
+        data(
+            help="Column of tables that holds the text, or array of an .npz that holds the images."
         ),
     ] = None,
     labelled_text: Annotated[
         str | None,
-        typer.Option(
-            help="Column of labelled tables that holds the text. Default: that of --text.",
-            rich_help_panel=DATA,
-        ),
+        data(help="Column of labelled tables that holds the text. Default: that of --text."),
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Column of labelled tables to predict.", rich_help_panel=DATA)
-    ] = None,
-    length: Annotated[
-        int | None,
-        typer.Option(min=3, help="Tokens of a row. Default: up to 128.", rich_help_panel=DATA),
-    ] = None,
+    target: Annotated[str | None, data(help="Column of labelled tables to predict.")] = None,
+    length: Annotated[int | None, data(help="Tokens of a row. Default: up to 128.", min=3)] = None,
     fit: Annotated[
-        bool,
-        typer.Option(
-            "--fit",
-            help="Resize and convert images that the model does not read.",
-            rich_help_panel=DATA,
-        ),
+        bool, data("--fit", help="Resize and convert images that the model does not read.")
     ] = False,
     precision: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Of products.")
     ] = "float32",
-    seed: Annotated[int, typer.Option(min=0, help="Of splits, masks, orders and heads.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of splits, masks, orders and heads.", min=0, max=2**32 - 1)
+    ] = 0,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where data sets by name lie.", rich_help_panel=DATA)
-    ] = None,
+    data_dir: Annotated[Path | None, data(help="Where data sets by name lie.")] = None,
     save_every: Annotated[
-        float, typer.Option(min=0, help="Seconds between states on the disk.")
+        float, typer.Option(help="Seconds between states on the disk.", min=0)
     ] = 30.0,
     dry_run: Annotated[
         bool,

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 # How the library calls what a reader of the command line knows as an option.
 WORDS = {
     "say fit=True": "give --fit",
     "say column=NAME": "give --text NAME",
+    "say text=NAME": "give --labelled-text NAME",
     "a cache_limit": "a --cache-limit",
     "say which column to predict": "say with --target which column to predict",
     "say which column holds the text": "say with --text which column holds the text",
@@ -22,6 +23,10 @@ OF_LABELS = ("tune", "epochs", "tune_batch", "tune_lr", "target", "labelled_text
 OF_ROUNDS = (
     *("rounds", "match", "mae_weight", "distill_weight", "distill_every", "match_routing"),
     "cache_limit",
+)
+OF_PRETRAINING = (
+    *("source", "steps", "batch", "lr", "checks", "stop", "patience", "warm_steps", "lora"),
+    *OF_ROUNDS,
 )
 OF_TEACHER = ("match", "distill_every", "match_routing", "cache_limit")
 
@@ -34,9 +39,9 @@ def read_bytes(text: str) -> int:
     except ValueError:
         number = -1.0
     unit = (found[2] or "").upper() if found else ""
-    if number < 0:
-        raise ValueError(f"--cache-limit must be a size such as 500MB or 10GB, not {text!r}")
-    return int(number * UNITS["" if unit == "B" else unit])
+    if number < 0 or (number and not unit):
+        raise ValueError(f"--cache-limit must be 0 or a size such as 500MB or 10GB, not {text!r}")
+    return int(number * UNITS[unit]) if unit else 0
 
 
 def refuse_idle(given: Mapping[str, Any]) -> None:
@@ -44,6 +49,9 @@ def refuse_idle(given: Mapping[str, Any]) -> None:
     method = given["method"]
     idle = {
         "goes with --method compare": OF_COMPARE if method != "compare" else (),
+        "goes with pre-training, and --method fine-tune has none": OF_PRETRAINING
+        if method == "fine-tune"
+        else (),
         "goes with --labelled": OF_LABELS if "labelled" not in given else (),
         "goes with self-distillation, not with --method further": OF_ROUNDS
         if method == "further"

@@ -43,6 +43,7 @@ def compare(
 
     compared = comparing.compare(asked, opened, adapted, out, bar, save_every=save_every)
     said = judge(compared.answers, compared.labels, metric=asked.metric, margin=asked.margin)
+    before = io.read_json(out / "result.json") if (out / "result.json").exists() else {"looks": 0}
     flops = adapted.flops
     spent = {"fine-tune": 0.0, "further": adapted.stages[0].steps * flops["further"]}
     result = {
@@ -53,6 +54,8 @@ def compare(
         "moved": compared.distance,
         "spent": {**spent, "self-distill": flops["total"]},
         "judgement": said.plain(),
+        "looks": before["looks"] + 1,
+        "repeated": compared.repeated,
         "command": repeat,
     }
     io.write_atomic(out / PAGE, adapt_page(result))

@@ -32,35 +32,37 @@ def dry(asked: Asked, out: Path) -> None:
 def run(asked: Asked, out: Path, device: torch.device, save_every: float, repeat: str) -> None:
     """Run, or go on, to the end; what is done already is told again."""
     from ...adapt.command import begin, finish, pretrain
-    from ...adapt.course import settle
     from ...adapt.recipe import Diverged
 
-    if (out / "result.json").exists():
-        settle(out, dataclasses.asdict(asked))
-        typer.echo(f"{out} is complete, with the data as they were; another --out runs it anew.")
-        tell(io.read_json(out / "result.json"), out)
+    result = io.read_json(out / "result.json") if (out / "result.json").exists() else {}
+    if result.get("asked") == dataclasses.asdict(asked):
+        typer.echo(f"{out} is complete (its data were not read again); another --out runs it anew.")
+        tell(result, out)
         return
     again = (out / "plan.json").exists()
     opened = begin(asked, out, device)
     tell_opened(asked, opened)
     if again:
         typer.echo(f"Going on in {out}.")
-    made = list(opened.encoder.made)
+    made, how = list(opened.encoder.made), ", in another --out"
     try:
         with Bar() as bar:
             adapted = pretrain(asked, opened, out, bar, save_every=save_every)
+            how = ", with --tune-lr; what was pre-trained is kept"
             if asked.method == "compare":
                 from .comparing import compare
 
+                assert adapted is not None
                 result = compare(asked, opened, adapted, out, bar, save_every, repeat)
             else:
                 result = finish(asked, opened, adapted, out, bar, save_every=save_every)
     except Diverged as error:
-        raise ValueError(f"{error}, in another --out") from None
+        raise ValueError(f"{error}{how}") from None
     tell(result, out)
-    took, flops = duration(adapted.seconds), f"{adapted.flops['total']:.2e}"
-    warm = ", besides the warm-up of its head" if made else ""
-    typer.echo(f"Pre-training took {took} and {flops} FLOPs, as counted{warm}.")
+    if adapted is not None:
+        took, flops = duration(adapted.seconds), f"{adapted.flops['total']:.2e}"
+        warm = ", besides the warm-up of its head" if made else ""
+        typer.echo(f"Pre-training took {took} and {flops} FLOPs, as counted{warm}.")
 
 
 def tell(result: dict[str, Any], out: Path) -> None:
@@ -73,4 +75,4 @@ def tell(result: dict[str, Any], out: Path) -> None:
         tell_judgement(result, out, console)
         return
     tell_tuned(result["tuned"])
-    tell_files(out, result["tuned"] is not None)
+    tell_files(out, result)

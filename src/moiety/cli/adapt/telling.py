@@ -30,6 +30,7 @@ STAGES = [
     Column("steps", "Steps", ",d"),
     Column("times", "Times", ",d"),
     Column("batch", "Batch", ",d"),
+    Column("passes", "Passes", ".3g"),
     Column("step", "FLOPs a step"),
     Column("total", "FLOPs"),
 ]
@@ -159,7 +160,8 @@ def tell_opened(asked: Asked, opened: Opened) -> None:
             f"  it lacks {len(model['made'])} parameters of its head, such as {model['made'][0]}, "
             "which are made and warmed up first"
         )
-    typer.echo(f"{asked.unlabelled}: {'; '.join(opened.corpus.notes)}")
+    if opened.corpus is not None:
+        typer.echo(f"{asked.unlabelled}: {'; '.join(opened.corpus.notes)}")
     if opened.source is not None:
         typer.echo(f"{asked.source}: {len(opened.source.held)} rows to follow what is forgotten")
     if opened.labelled is not None:
@@ -185,12 +187,13 @@ def tell_costs(costs: Costs, console: Console) -> None:
             "steps": line.steps,
             "times": line.times,
             "batch": line.batch,
+            "passes": line.passes,
             "step": f"{line.flops:.2e}",
             "total": f"{line.total:.2e}",
         }
         for line in costs.stages
     ]
-    show(console, rows, STAGES, "What would run; FLOPs counted, forward and backward")
+    show(console, rows, STAGES, "What would run; a pass sees every example once")
     typer.echo(f"FLOPs in all: {costs.total:.2e}")
     if costs.online:
         typer.echo(f"Cache: none; the teacher runs at every step: {costs.online}")
@@ -207,6 +210,8 @@ def tell_stages(result: dict[str, Any], console: Console) -> None:
     """Every stage: what was followed at the checkpoint that it kept, beside the start."""
     from ..demo import show
 
+    if not result["stages"]:  # a classifier alone
+        return
     rows, first = [], None
     for name, stage in result["stages"].items():
         line = next(each for each in stage["history"] if each["step"] == stage["kept"])
@@ -215,7 +220,12 @@ def tell_stages(result: dict[str, Any], console: Console) -> None:
     assert first is not None
     rows = [first, *rows]
     shown = [column for column in SEEN if any(column.key in row for row in rows)]
+    probed = any("score" in row for row in rows)
     show(console, rows, shown, "On held-out data, with the same masks")
+    typer.echo(
+        "Distance: l2, of the encoder's weights from the start."
+        + (" Probe: accuracy of a linear and a kNN one, on labelled training data." * probed)
+    )
     for name, stage in result["stages"].items():
         if stage["online"]:
             typer.echo(f"{named(name)}: the teacher ran at every step: {stage['online']}")
@@ -231,6 +241,8 @@ def tell_tuned(tuned: dict[str, Any] | None) -> None:
     if tuned is None:
         return
     for split, found in tuned["scores"].items():
+        if split == "test_new":
+            split = f"test without {found['left_out']} that are also trained on"
         typer.echo(
             f"Classifier, {split}: accuracy {found['accuracy']:.1%}, macro F1 "
             f"{found['macro_f1']:.1%}, loss {found['loss']:.3f} (the largest class has "
@@ -240,9 +252,11 @@ def tell_tuned(tuned: dict[str, Any] | None) -> None:
         typer.echo("It answers the largest class alone: give more --epochs or another --tune-lr.")
 
 
-def tell_files(out: Path, tuned: bool) -> None:
-    both = f" and {out / 'classifier'}" if tuned else ""
-    typer.echo(
-        f"Saved for transformers: {out / 'adapted'}{both}; all numbers: {out / 'result.json'}"
-    )
-    typer.echo(f"{out / 'pretraining'} holds the states of the way, and may be deleted.")
+def tell_files(out: Path, result: dict[str, Any]) -> None:
+    """Where all is."""
+    saved = {"adapted": result["stages"], "classifier": result["tuned"]}
+    models = " and ".join(str(out / name) for name, there in saved.items() if there)
+    typer.echo(f"Saved for transformers: {models}; all numbers: {out / 'result.json'}")
+    states = {"pretraining": result["stages"], "fine-tuning": result["tuned"]}
+    kept = " and ".join(str(out / name) for name, there in states.items() if there)
+    typer.echo(f"The states of the way, in {kept}, may be deleted.")
