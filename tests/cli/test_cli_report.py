@@ -22,7 +22,8 @@ def test_the_page_is_made_again_and_is_the_same(moiety, tmp_path):
 def test_a_folder_without_result_says_what_is_missing(moiety, tmp_path):
     code, _, err = moiety("report", tmp_path)
     assert code == 2
-    assert "holds no result.json" in err and "moiety study run" in err
+    assert "holds no result.json" in err
+    assert "moiety study run" in err and "moiety adapt --method compare" in err
     assert err.count("\n") == 1
 
 

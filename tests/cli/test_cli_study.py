@@ -148,11 +148,24 @@ def test_a_folder_in_use_is_told(moiety):
 
 def test_the_ledger_is_printed_and_written(moiety):
     code, out, err = moiety("study", "claims")
-    assert code == 0 and out.startswith("# Claims") and "lab/routers" in out
-    assert err == "moiety: there is no folder results, so no claim counts as run.\n"
+    assert code == 0 and "lab/routers 1" in out and "not run" in out and "adapt/text 1" in out
+    assert err.startswith("moiety: there is no folder results, so no claim counts as run; --res")
+    code, some, _ = moiety("study", "claims", "adapt/text", "lab")
+    assert "lab/routers 1" in some and "adapt/text 1" in some and "adapt/images" not in some
+    code, _, err = moiety("study", "claims", "adapt/tex")
+    assert code == 2 and "adapt/tex names no study with claims" in err
     code, said, _ = moiety("study", "claims", "--write", "docs/claims.md")
     assert code == 0 and said == "The ledger: docs/claims.md\n"
-    assert Path("docs/claims.md").read_text() == out
+    assert Path("docs/claims.md").read_text().startswith("# Claims")
+
+
+def test_a_study_that_was_measured_elsewhere_tells_its_verdicts(moiety):
+    committed = Path(__file__).parents[2] / "results" / "adapt-weight.json"
+    Path("results").mkdir()
+    Path("results", committed.name).write_bytes(committed.read_bytes())
+    code, out, _ = moiety("study", "show", "adapt/weight")
+    assert code == 0 and "Measured: results/adapt-weight.json" in out
+    assert out.count("adapt/weight") > 3 and "undecided" in out and "(−" in out
 
 
 SEARCH = """    search=Search(space={"rate": Choice([1, 2])}, trials=2, metric="error",

@@ -39,8 +39,9 @@ def command(
         return
     if not path.is_file():
         raise ValueError(
-            f"{result} holds no result.json, which a study writes when all its trials have ended "
-            "(run `moiety study run` until then), and no ledger.jsonl of `moiety anytime`."
+            f"{result} holds no result.json, which `moiety study run` and `moiety adapt --method "
+            "compare` write when all has ended (the same command goes on until then), and no "
+            "ledger.jsonl of `moiety anytime`."
         )
     found = read_json(path)
     page, name = make_page(found), "compare.html" if adapts(found) else "report.html"

@@ -18,6 +18,7 @@ command = typer.Typer(
     no_args_is_help=True,
 )
 
+RESULTS = Path("results")
 Study = Annotated[
     str, typer.Argument(help="A name of `moiety study list`, or a .py or .toml file.")
 ]
@@ -122,29 +123,65 @@ def show(
 
 @command.command("claims")
 def claims(
-    results: Annotated[Path, typer.Option(help="Folder of committed results.")] = Path("results"),
+    studies: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Studies or groups of them, such as adapt/text or adapt. Default: all."
+        ),
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Folder of committed results.")] = RESULTS,
     write: Annotated[
-        Path | None, typer.Option("--write", "--out", help="Write here, such as docs/claims.md.")
+        Path | None,
+        typer.Option("--write", "--out", help="Write all with its details, as docs/claims.md is."),
     ] = None,
 ) -> None:
-    """Print the ledger: every claim of every study, and what was measured of it."""
+    """Tell what was claimed, and what was measured of it: the ledger of all studies."""
     from ..io import write_atomic
     from ..lab.ledger import ledger, ledger_markdown
 
     if not results.is_dir():  # no error: what is claimed can be read without any result
-        typer.echo(f"moiety: there is no folder {results}, so no claim counts as run.", err=True)
-    text = ledger_markdown(ledger(results))
-    if write is None:
-        typer.echo(text, nl=False)
-    else:
-        typer.echo(f"The ledger: {write_atomic(write, text)}")
+        typer.echo(
+            f"moiety: there is no folder {results}, so no claim counts as run; --results names "
+            "another.",
+            err=True,
+        )
+    rows = ledger(results)
+    if write is not None:
+        typer.echo(f"The ledger: {write_atomic(write, ledger_markdown(rows))}")
+        return
+    for name in studies or []:
+        if not any(_belongs(row.study, name) for row in rows):
+            raise ValueError(f"{name} names no study with claims; see moiety study list")
+    show_claims(
+        Console(),
+        [row for row in rows if not studies or any(_belongs(row.study, n) for n in studies)],
+    )
+
+
+def _belongs(study: str, name: str) -> bool:
+    return study == name or study.startswith(f"{name.rstrip('/')}/")
+
+
+def show_claims(console: Console, rows: list[Any]) -> None:
+    """A line for each claim, corrected over its paper."""
+    table = _table(["Claim", "Verdict", "Difference and 95 % interval", "p", "Tier"], left=2)
+    for row in rows:
+        p = f"{row.verdict['p']:.2g}" if row.verdict else "–"
+        table.add_row(f"{row.name}: {row.claim.quote}", row.word, row.effect, p, row.tier)
+    console.print(table)
+    typer.echo(
+        "Intervals are of one claim alone; verdicts and p are corrected over all claims of a paper "
+        "and over every look. Everything else of a claim: --out FILE.md"
+    )
 
 
 # -- what is shown -------------------------------------------------------------------------------
 
 
 def show_study(study: Any) -> None:
-    """What a study asks, before any run."""
+    """What a study asks, before any run, and what is known of it."""
+    from ..lab.ledger import ledger, result_path
+
     typer.echo(f"{study.name}: {study.title}\n{study.question}")
     for name, scale in study.scales.items():
         typer.echo(f"  scale {name}: {scale.seeds} seeds {_short(scale.settings)}")
@@ -154,7 +191,11 @@ def show_study(study: Any) -> None:
         typer.echo(
             f"  claim: {claim.a} {claim.kind} {claim.b}, margin {claim.margin:g} in {claim.metric}"
         )
-    typer.echo(f"Not run yet: moiety study run {study.name}")
+    kept = result_path(RESULTS, study.name)
+    if kept.is_file():
+        typer.echo(f"Measured: {kept} (its page: moiety report {kept} --out FILE.html); verdicts:")
+        show_claims(Console(), [row for row in ledger(RESULTS) if row.study == study.name])
+    typer.echo(f"Not run {'here' if kept.is_file() else 'yet'}: moiety study run {study.name}")
 
 
 def show_run(console: Console, folder: Path) -> None:
@@ -250,4 +291,5 @@ def _table(columns: list[str], left: int) -> Table:
 
 
 def _short(settings: Any) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items())
+    plain = {name: value for name, value in settings.items() if not isinstance(value, dict)}
+    return ", ".join(f"{name}={value}" for name, value in plain.items())

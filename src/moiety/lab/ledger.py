@@ -53,6 +53,25 @@ class Row:
     would_change: str = ""
 
     @property
+    def name(self) -> str:
+        return f"{self.study} {self.number}"
+
+    @property
+    def tier(self) -> str:
+        """The tier, with the scale where it was not the whole one."""
+        scale = (self.result or {}).get("scale", "full")
+        return self.claim.tier if scale == "full" else f"{self.claim.tier}, scale {scale}"
+
+    @property
+    def effect(self) -> str:
+        """The difference with its interval."""
+        if not self.verdict or self.verdict["interval"] is None:
+            return "–"
+        low, high = self.verdict["interval"]
+        span = difference_interval(low, high, self.form)
+        return f"{difference(self.verdict['effect'], self.form)} ({span})"
+
+    @property
     def word(self) -> str:
         """The verdict in a word."""
         return self.verdict["word"] if self.verdict else self.note.split(":")[0]
@@ -190,7 +209,8 @@ Each claim was written into its study, with the smallest difference δ that matt
 for it, before there were results. *holds*: the difference lies above δ (for "the same": within ±δ);
 *reversed*: below −δ (for "the same": outside ±δ); *negligible*: within ±δ; *undecided*: these seeds
 do not tell. Differences are over shared seeds, positive where the first arm is better, with their
-95 % t interval; p is corrected over all claims of a paper and over every look.
+95 % t interval. Intervals are of one claim alone; verdicts and p are corrected over all claims of a
+paper and over every look, so that an interval may clear zero, or δ, where the verdict is undecided.
 How that is done, and how often it errs: [statistics.md](statistics.md)."""
 
 
@@ -205,34 +225,15 @@ def _line(row: Row) -> str:
     """One claim as a row of the table."""
     verdict = row.verdict or {}
     cells = [
-        f"{_name(row)}: {row.claim.quote}",
+        f"{row.name}: {row.claim.quote}",
         f"**{row.word}**" if row.verdict else row.word,
-        _effect(row),
+        row.effect,
         f"{verdict['p']:.2g}" if verdict else "–",
         row.claim.number or "–",
-        _tier(row),
+        row.tier,
         str(verdict.get("seeds", "–")),
     ]
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-
-def _tier(row: Row) -> str:
-    """The tier, with the scale where it was not the whole one."""
-    scale = (row.result or {}).get("scale", "full")
-    return row.claim.tier if scale == "full" else f"{row.claim.tier}, scale {scale}"
-
-
-def _name(row: Row) -> str:
-    return f"{row.study} {row.number}"
-
-
-def _effect(row: Row) -> str:
-    verdict = row.verdict
-    if not verdict or verdict["interval"] is None:
-        return "–"
-    low, high = verdict["interval"]
-    span = difference_interval(low, high, row.form)
-    return f"{difference(verdict['effect'], row.form)} ({span})"
 
 
 def _details(row: Row) -> str:
@@ -240,7 +241,7 @@ def _details(row: Row) -> str:
     claim, mark = row.claim, f" ({row.claim.mark})" if row.claim.mark else ""
     margin = difference(claim.margin, row.form, signed=False)
     lines = [
-        f"### {_name(row)}",
+        f"### {row.name}",
         "",
         f"> {claim.quote}{mark}",
         "",
@@ -264,7 +265,7 @@ def _measurement(
     deviations = "; ".join(result["deviations"]) or "none declared"
     return [
         f"- **Verdict:** *{verdict['word']}*. {found} {CAUTION[row.claim.tier]}{number}",
-        f"- **Measured:** {_effect(row)} over {verdict['seeds']} seeds, "
+        f"- **Measured:** {row.effect} over {verdict['seeds']} seeds, "
         f"p = {verdict['p']:.2g} against {verdict['level']:.2g} at look {measured['look']}; "
         f"smallest detectable distance from δ: {smallest}; failed trials: {measured['failed']}.",
         f"- **What would change it:** {row.would_change}",
