@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...adapt.encoders import Encoder
-from ...adapt.recipe import Recipe, adamw
+from ...adapt.recipe import Recipe, adamw, set_rate
 from ...adapt.rows import Rows
 from ...train import seeded
 from ...train.draws import step_seed
@@ -53,8 +53,7 @@ def contrast(encoder: Encoder, rows: Rows, *, seed: int, **words: Any) -> Encode
             loss = _loss(encoder, rows, some, recipe.precision == "bfloat16")
             optimizer.zero_grad()
             loss.backward()
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.rate(step)
+            set_rate(optimizer, recipe.rate(step))
             optimizer.step()
     encoder.model.eval()
     optimizer.zero_grad()

@@ -119,9 +119,14 @@ def each_of(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**settings, "target": name} for name in names]
 
 
+def target_of(settings: Mapping[str, Any]) -> str:
+    """The set of a trial; at a small scale another may stand in for the arm's."""
+    return settings["sets"].get(settings["target"], settings["target"])
+
+
 def case_of(settings: Mapping[str, Any], seed: int, device: torch.device) -> Case:
-    """The case of a trial; at a small scale another set may stand in for the arm's."""
-    target = settings["sets"].get(settings["target"], settings["target"])
+    """The case of a trial."""
+    target = target_of(settings)
     kind = kind_of(target)
     if "model" in settings:
         found = packaged(settings["model"], seed)
@@ -147,9 +152,8 @@ def labels_of(settings: Mapping[str, Any]) -> int | None:
     asked = settings.get("labels")
     if asked is None:
         return None
-    target = settings["sets"].get(settings["target"], settings["target"])
     count = max(round(asked * settings["label_share"]), 2)
-    return None if count == TARGETS[target].labels else count
+    return None if count == TARGETS[target_of(settings)].labels else count
 
 
 def kind_of(target: str) -> Any:
@@ -165,8 +169,7 @@ def plan_of(settings: Mapping[str, Any]) -> Plan | None:
     """
     if settings["adapt"] is None:
         return None
-    kind = kind_of(settings["sets"].get(settings["target"], settings["target"]))
-    own = settings[kind]
+    own = settings[kind_of(target_of(settings))]
     stage = {word: own[f"adapt_{word}"] for word in TRAINED}
     stage["steps"] = max(round(own["adapt_steps"] * settings.get("times", 1)), 1)
     if "adapt_warm_steps" in own:

@@ -42,8 +42,7 @@ def encoders(scale: str, studies: Sequence[str]) -> list[Asked]:
             plan = pool.plan_of(settings)
             if plan is None:
                 continue
-            target = settings["sets"].get(one["target"], one["target"])
-            words = [target, pool.labels_of(settings), one.get("experts"), plan]
+            words = [pool.target_of(settings), pool.labels_of(settings), one.get("experts"), plan]
             asked, key = (settings, list(range(whole.seeds))), json.dumps(words, sort_keys=True)
             if key not in found or len(found[key][1][1]) < whole.seeds:
                 found[key] = depth(plan), asked

@@ -13,8 +13,7 @@ together (`adapt.together`), and these are captured as a CUDA graph. SupCon is a
 processes share the GPU all the same, since a step has its host's part.
 
 By hand, for one of eight: reckoned from steps that were timed alone on an H200 (docs/log.md) less
-what was mended since, which was not timed. In the one batch so far, processes side by side took
-about as long as these steps one after the other:
+what was mended since, which was not timed:
 
     images   57k distil × 3.3 + 32k further × 1.6 + 15k others × 3 ms           = 285 s
              214k tune × 1.3 + 90k of RecAdam, MARS and R3F × 2 ms              = 460 s
@@ -24,13 +23,14 @@ about as long as these steps one after the other:
              mixtures: 9k further × 5 + 12k distil × 10 + 34k tune × 2.3 ms     = 245 s
              sources, five side by side, and byte pairs                         = 220 s
 
-That is 15 minutes each, if nothing waits; of images some 8 without adapt/images and adapt/rounds
-(which took 15 in one run, beside the encoders of all others). Texts have their head at the hidden
-places alone by now, which is in none of these times. To fit were cut: all but five seeds, except in
-these two studies; and, of what the digest has, rounds 4 and 5, 300 labels of the low-resource
-study, a second fine-tune of a seed, further steps than 1 200, and adaptation and fine-tuning as
-long as the paper's. If the measured time is larger, `adapt/supcon` goes first, then
-`adapt/low-resource`.
+Measured, in two runs of one H200: adapt/images and adapt/rounds 15 minutes, beside the encoders of
+all others. Texts, with their head at the hidden places alone and byte pairs there already, 943 s,
+with the other studies of images behind them all the while (`CUDA_MPS_CLIENT_PRIORITY=1`): sources
+181 s, 90 encoders 492, what was left of the studies 270. The sources of these others were trained
+at 930 s, their 100 encoders at 1 140, and all but adapt/supcon, which was begun last, had ended at
+1 370. To fit were cut: all but five seeds, except in the first two studies; and, of what the digest
+has, rounds 4 and 5, 300 labels of the low-resource study, a second fine-tune of a seed, further
+steps than 1 200, and adaptation and fine-tuning as long as the paper's.
 """
 
 from __future__ import annotations

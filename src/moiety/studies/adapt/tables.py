@@ -30,7 +30,17 @@ from ...lab.tuning import FIRST_SEED
 from . import PAPER, pool, tunes
 from .pool import kind_of
 from .scales import SCALES, VALIDATION, search_of
-from .statements import ALIKE_TUNED, CHOSEN, DEVIATIONS, NOTES, SEARCHING
+from .statements import (
+    ALIKE_TUNED,
+    CHOSEN,
+    DEVIATIONS,
+    JUDGED,
+    JUDGED_GAP,
+    JUDGED_LOSS,
+    NOTES,
+    RELATIVE,
+    SEARCHING,
+)
 from .targets import TARGETS
 
 BLOCK = 8  # seeds, or points of the search, that are one program at most
@@ -73,9 +83,8 @@ def together(targets: Sequence[str], methods: Mapping[str, Settings]) -> dict[st
 
 # -- a trial ---------------------------------------------------------------------------------------
 
-SCORE, JUDGED = "score", "judged score"
-GAP, JUDGED_GAP, DISTANCE, RELATIVE = "gap", "judged gap", "distance", "log distance"
-TRAIN_LOSS, TEST_LOSS, JUDGED_LOSS = "training loss", "test loss", "judged test loss"
+SCORE, GAP, DISTANCE = "score", "gap", "distance"
+TRAIN_LOSS, TEST_LOSS = "training loss", "test loss"
 METRICS = {
     SCORE: Metric("Test accuracy or F1", format=".1%"),
     JUDGED: Metric("Test accuracy or F1, with the test's own error", format=".1%"),

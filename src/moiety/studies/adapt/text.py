@@ -33,6 +33,6 @@ study = adapt_study(
             **LEAD,
         ),
     ],
-    notes=["acl-arc: 139 test texts, of which a part has 17 (at scale small 28)"],
+    notes=["acl-arc: 139 test texts, of which a part has 28"],
     scales=TEXT_SCALES,
 )

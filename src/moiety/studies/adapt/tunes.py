@@ -46,7 +46,7 @@ Tick = Callable[[float], None]
 
 def tune_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """How the classifier of a trial is trained; `lr` and `longer` are searched."""
-    target = settings["sets"].get(settings["target"], settings["target"])
+    target = pool.target_of(settings)
     own, method = settings[kind_of(target)], settings.get("method", "plain")
     return {
         **{word: own[f"tune_{word}"] for word in TUNED},
@@ -172,7 +172,7 @@ def on_part(found: Mapping[str, Any], measure: str, part: int) -> float:
     """A score of one part of the test, as a jackknife has it: P · whole − (P − 1) · without it.
 
     Of an accuracy or a mean loss it is the plain value on that part, where parts are equal; of F1,
-    which is no mean over items, its share in the whole. The mean over parts is the whole.
+    which is no mean over items, its share in the whole, whose mean over parts is nearly the whole.
     """
     count = len(found["without"])
     return count * found["test"][measure] - (count - 1) * found["without"][part][measure]
