@@ -17,7 +17,7 @@ ours ÷ transformers a step of further pre-training of text, and the same step b
 
 Every round times each of them once, in turn; what counts is the median of the rounds. `--capture`
 repeats steps as CUDA graphs; without it small models are bound by launches, whose number is not
-their FLOPs.
+their FLOPs. A file that is there already keeps what it has of other models.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from moiety.adapt.rows import Images, Rows, Tokens
 from moiety.adapt.stage import FURTHER, Stage
 from moiety.adapt.teachers import Teacher, frozen, make_teacher
 from moiety.adapt.trained import whole_state
-from moiety.io import write_json
+from moiety.io import read_json, write_json
 
 LIMITS = {"cached ÷ constant": 1.05, "time ÷ FLOPs": 1.15, "build ÷ pass": 1.1}
 LR = 1e-5
@@ -255,15 +255,15 @@ def main() -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "tf32": torch.backends.cuda.matmul.allow_tf32,
-        "limits": LIMITS,
     }
-    found = {}
+    kept = args.out and Path(args.out).exists()
+    found = read_json(args.out)["models"] if kept else {}
     for name in args.model or MODELS:
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = measure(name, args, Path(folder))
+            found[name] = {**facts, **measure(name, args, Path(folder))}
         print(name, found[name]["ms a step"], found[name]["ratios"], flush=True)
         if args.out:
-            write_json(args.out, {**facts, "models": found})
+            write_json(args.out, {"limits": LIMITS, "models": found})
 
 
 if __name__ == "__main__":

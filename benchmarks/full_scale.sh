@@ -6,8 +6,9 @@
 #     cosine                                      cosine/*
 #     robust                                      robust/*, after robust/models, which they attack
 #     mnist, cifar, language                      anytime/*
-#     images, variants, text                      adapt/*
+#     images, variants, supcon, text              adapt/*
 #
+# Two batches may share a GPU; the one with CUDA_MPS_CLIENT_PRIORITY=1 takes what the other leaves.
 # Small models leave most of a GPU idle. So many processes share it, by NVIDIA's MPS where there is
 # one. All of it may be killed; the same command goes on. A study ends in runs/<study>/full, and what
 # it said on the way is in runs/log. SCALE=smoke DEVICE=cpu tries a batch out in minutes; PYTHON is
@@ -96,11 +97,16 @@ images)
   study adapt/rounds 2
   ;;
 variants)
-  part adapt.preparing full "$device" 16 gap ablation steps low-resource weight supcon
+  # Six: with 16 and a batch of texts beside them, 139 GB of a GPU were nearly full.
+  part adapt.preparing full "$device" 6 gap ablation steps low-resource weight
   study adapt/gap 2  # without a search, it wants all seeds of an encoder and waits for them itself
   await adapt.preparing
-  for name in ablation steps low-resource; do study adapt/$name 3; done
-  for name in weight supcon; do study adapt/$name 2; done
+  for name in ablation steps low-resource weight; do study adapt/$name 2; done
+  ;;
+supcon)
+  part adapt.preparing full "$device" 6 supcon
+  await
+  study adapt/supcon 4
   ;;
 text)
   part adapt.preparing full "$device" 5 text
