@@ -93,6 +93,19 @@ assert not any(name.startswith("moiety") for name in sys.modules)
 """
 
 
+# Another, that knows us.
+WITH_US = """
+import sys
+import moiety
+from safetensors.torch import load_file
+told = load_file(f"{sys.argv[1]}/check.safetensors")
+for name in ("adapted", "classifier"):
+    model = moiety.load(f"{sys.argv[1]}/{name}").eval()
+    logits = model(told["input_ids"], attention_mask=told["attention_mask"]).logits
+    assert (logits[:, : told[name].shape[1]] - told[name]).abs().max() <= 1e-5, name
+"""
+
+
 def test_transformers_alone_loads_what_was_saved_and_gives_the_logged_logits(adapt, tmp_path):
     words = ("--labelled", "labelled", *TUNED, "--source", "texts.txt")
     said = adapt(*TEXT, *words, "--out", tmp_path / "text")
@@ -296,11 +309,10 @@ def test_the_check_of_the_guide_holds(adapt, tmp_path, monkeypatch):
 def test_an_upcycled_model_is_loaded_by_moiety(adapt, tmp_path):
     words = ("--model", "mixture", "--unlabelled", "texts.txt", *SHORT)
     adapt(*words, "--labelled", "labelled", *TUNED, "--out", tmp_path / "out")
-    told = load_file(tmp_path / "out" / "check.safetensors")
-    for name in ("adapted", "classifier"):
-        model = moiety.load(tmp_path / "out" / name).eval()
-        logits = model(told["input_ids"], attention_mask=told["attention_mask"]).logits
-        assert (logits[:, : told[name].shape[1]] - told[name]).abs().max() <= 1e-5
+    ran = subprocess.run(
+        [sys.executable, "-c", WITH_US, str(tmp_path / "out")], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_a_dry_run_writes_nothing_and_counts_what_a_run_takes(adapt, given, tmp_path):
@@ -522,10 +534,19 @@ def test_a_comparison_ends_in_a_page_and_opens_the_test_split_last(adapt, monkey
         seen.append(len(list(out.glob("fine-tuning/*/*/final.safetensors"))))
         return real(self)
 
+    drawn = {}
+
+    def tuned(asked, encoder, train, seed, folder, **more):
+        drawn.setdefault(folder.parent.name, []).append((seed, tuple(train.chosen.tolist())))
+        return command.tuned_from(asked, encoder, train, seed, folder, **more)
+
     monkeypatch.setattr(Labelled, "test", opened)
+    monkeypatch.setattr("moiety.adapt.comparing.tuned_from", tuned)
     words = (*TEXT, "--labelled", "labelled", *TUNED, "--method", "compare", "--labels", 8)
     said = adapt(*words, "--source", "texts.txt", "--out", out)
     assert seen == [15]  # once, after all fine-tunings
+    assert drawn["fine-tune"] == drawn["further"] == drawn["self-distill"]
+    assert len({labels for _, labels in drawn["further"]}) == 5
     result = json.loads((out / "result.json").read_text())
     assert {arm: len(found) for arm, found in result["scores"].items()} == {
         "fine-tune": 5,

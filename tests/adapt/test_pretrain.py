@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import asking
 import pytest
 import tiny
 import torch
@@ -15,10 +16,13 @@ from rows import Rows, encoder, labelled, moved, rows, same, upcycled
 from torch.utils.data import TensorDataset
 
 from moiety.adapt import encoders
+from moiety.adapt.corpus import read_corpus
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.labelled import read_labelled
+from moiety.adapt.opening import open_course
 from moiety.adapt.pretrain import further_pretrain, self_distill
 from moiety.adapt.recipe import Recipe, adamw, checked
+from moiety.adapt.rows import repeated
 from moiety.train.state import read_state
 
 KINDS = ("image", "text")
@@ -139,6 +143,23 @@ def test_cached_and_online_targets_lead_to_the_same_place():
         torch.testing.assert_close(state(cached.encoder)[name], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "other", [{"cache": False}, {"cache_limit": 9}, {"cache_dtype": "float16"}]
+)
+def test_a_run_never_has_both_cached_and_online_targets(other, tmp_path, monkeypatch):
+    monkeypatch.setattr("moiety.adapt.flight.TOLD", 0.0)
+    model, words = encoder("text"), {**SHORT, "out": tmp_path}
+
+    def stop(name, share):
+        if name == "round-1" and share >= 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        self_distill(model, rows("text"), tick=stop, **words)
+    with pytest.raises(ValueError, match=f"was begun with {next(iter(other))} .* give the same"):
+        self_distill(model, rows("text"), **words, **other)
+
+
 # -- from seed and step alone --------------------------------------------------------------------
 
 
@@ -204,16 +225,17 @@ def test_counted_flops_are_in_the_result():
     model, data = encoder("image"), rows("image")
     further = further_pretrain(model, data, **SHORT).flops
     assert further["total"] == 4 * further["further"] > 0
-    cached = self_distill(model, data, **SHORT).flops
+    words = {**SHORT, "steps": 8}  # twice the epochs after which a cache has cost what it saves
+    cached = self_distill(model, data, **words).flops
     assert cached["further"] == further["further"]
     one = cached["build"] / 24 * 6  # the teacher's pass over one batch
     # The student's unmasked pass, forward and backward, is part of a cached step; the pixels need
     # no gradient, so that it is a little less than three passes.
     assert 2.8 * one < cached["cached"] - cached["further"] < 3 * one
     assert cached["online"] == cached["cached"] + one
-    assert cached["total"] == 4 * cached["further"] + 4 * cached["cached"] + cached["build"]
-    online = self_distill(model, data, cache=False, **SHORT).flops
-    assert online["total"] == 4 * online["further"] + 4 * online["online"]
+    assert cached["total"] == 8 * cached["further"] + 8 * cached["cached"] + cached["build"]
+    online = self_distill(model, data, cache=False, **words).flops
+    assert online["total"] == 8 * online["further"] + 8 * online["online"] > cached["total"]
     half = self_distill(model, data, distill_every=2, **SHORT).flops
     assert half["cached"] == (cached["cached"] + cached["further"]) / 2
 
@@ -304,6 +326,22 @@ def test_the_test_split_is_never_opened(tmp_path):
     assert "score" in made.history[-1]
     with pytest.raises(ValueError, match=r"test\.csv"):  # had it been read
         read_labelled(tmp_path, model).test()
+
+
+def test_what_is_looked_at_is_held_out_and_probes_see_the_training_split(tmp_path):
+    for name, count in (("new", 80), ("old", 60)):
+        (tmp_path / f"{name}.txt").write_text("\n".join(tiny.texts(count, seed=count)))
+    model, home = encoder("text"), asking.tables(tmp_path / "labelled")
+    options = {"source": tmp_path / "old.txt", "labelled": home}
+    course = open_course(model, tmp_path / "new.txt", 0, None, options)
+    for name, path in (("target", "new.txt"), ("source", "old.txt")):
+        corpus, held = read_corpus(tmp_path / path, model), course.follow.held[name]
+        assert len(held) == len(corpus.held) and not repeated(held, corpus.train).any()
+    assert not repeated(course.follow.held["target"], course.rows).any()
+    assert len(course.rows) == len(read_corpus(tmp_path / "new.txt", model).train)
+    split = read_labelled(home, model)
+    assert repeated(course.follow.labelled, split.train).all()
+    assert not repeated(course.follow.labelled, split.validation).any()
 
 
 def test_images_in_memory_have_a_part_held_out():
