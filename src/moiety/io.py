@@ -64,16 +64,20 @@ def publish(made: Path, folder: Path, *, last: str, old: re.Pattern[str]) -> Non
 
     The `last` of what lay there before goes first, and then what else has a name like `old`.
     """
+    files = [path for path in sorted(made.rglob("*")) if path.is_file()]
+    for path in files:  # what cannot be written leaves the old as it is
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        (folder / path.relative_to(made)).parent.mkdir(parents=True, exist_ok=True)
     (folder / last).unlink(missing_ok=True)
+    sync_folder(folder)
     for path in folder.iterdir():
         if old.fullmatch(path.name):
             path.unlink()
-    for path in sorted(made.iterdir(), key=lambda path: path.name == last):
-        if path.name == last:
+    for path in sorted(files, key=lambda path: path == made / last):
+        if path == made / last:
             sync_folder(folder)
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-        path.replace(folder / path.name)
+        path.replace(folder / path.relative_to(made))
     sync_folder(folder)
 
 

@@ -30,6 +30,7 @@ PACKED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
 LIMIT = 4 * 2**30  # bytes, unpacked
 HEAD = 2**16  # bytes that tell whether a file is text
+HEAD_CHARACTERS = 2**20  # that tell whether quotes quote
 # What stands for "nothing here". Not "None": that is the name of a class in many sets.
 MISSING = ["", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "#N/A", "<NA>"]
 
@@ -163,8 +164,11 @@ def _read_csv(path: Path, separator: str, limit: int | None) -> pandas.DataFrame
 def _tsv_quoting(path: Path) -> int:
     """Whether quotes quote: in many tab-separated files (tweets) they are just characters."""
     with open_packed(path) as packed:
-        head = io.TextIOWrapper(packed, _encoding(packed, path), "replace").read(2**20)
-    cells = [cell for line in head.splitlines() for cell in line.split("\t")]
+        file = io.TextIOWrapper(packed, _encoding(packed, path), "replace")
+        lines = file.read(HEAD_CHARACTERS).split("\n")
+        if len(lines) > 1 and file.read(1):  # the last one is cut
+            lines.pop()
+    cells = [cell for line in lines for cell in line.split("\t")]
     opened = [cell for cell in cells if cell.startswith('"')]
     whole = [cell for cell in opened if len(cell) > 1 and cell.endswith('"')]
     return csv.QUOTE_MINIMAL if len(whole) == len(opened) else csv.QUOTE_NONE

@@ -76,6 +76,16 @@ def test_a_tokenizer_is_saved_as_it_was(tmp_path, cut):
     assert saved["truncation"] == json.loads(before)["truncation"]
 
 
+def test_what_a_tokenizer_saves_in_a_folder_of_its_own_is_saved(tmp_path):
+    encoder = Encoder.load(tiny.FAMILIES["bert"](), processor=tiny.tokenizer())
+    encoder.processor.chat_template = {"default": "{{x}}", "tool_use": "{{y}}"}
+    for _ in range(2):  # also over what is there
+        encoder.save(tmp_path)
+        assert (tmp_path / "additional_chat_templates" / "tool_use.jinja").exists()
+    assert not (tmp_path / ".saving").exists()
+    assert Encoder.load(tmp_path).weights_key() == encoder.weights_key()
+
+
 @pytest.mark.parametrize("family", EVERY)
 def test_an_encoder_saved_alone_gets_a_head_by_its_seed(tmp_path, family):
     encoder = made(family)

@@ -153,7 +153,9 @@ def test_the_ledger_is_printed_and_written(moiety):
     code, some, _ = moiety("study", "claims", "adapt/text", "lab")
     assert "lab/routers 1" in some and "adapt/text 1" in some and "adapt/images" not in some
     code, _, err = moiety("study", "claims", "adapt/tex")
-    assert code == 2 and "adapt/tex names no study with claims" in err
+    assert code == 2 and "adapt/tex is no study, nor a group, that has claims" in err
+    code, _, err = moiety("study", "claims", "adapt/text", "--out", "some.md")
+    assert code == 2 and "--out writes the claims of all studies: leave the names out" in err
     code, said, _ = moiety("study", "claims", "--write", "docs/claims.md")
     assert code == 0 and said == "The ledger: docs/claims.md\n"
     assert Path("docs/claims.md").read_text().startswith("# Claims")

@@ -39,6 +39,14 @@ def test_a_lone_quote_in_a_tsv_is_a_character(tmp_path):
     assert list(read_table(tmp_path / "t.tsv")["text"]) == ['"well said', "fine"]
 
 
+def test_quotes_of_a_tsv_are_told_by_whole_cells(tmp_path):
+    words = "text\tlabel\n" + '"w0 \u2028 ""x"" y"\tjoy\n'  # a sign at which no row ends
+    (tmp_path / "t.tsv").write_text(words)
+    assert list(read_table(tmp_path / "t.tsv")["text"]) == ['w0 \u2028 "x" y']
+    (tmp_path / "long.tsv").write_text('"text"\t"label"\n' + '"some words"\t"joy"\n' * 60_000)
+    assert set(read_table(tmp_path / "long.tsv")["text"]) == {"some words"}
+
+
 def test_none_is_a_word_and_a_question_mark_is_a_gap(tmp_path):
     (tmp_path / "t.csv").write_text("a,b\nNone,1\n?,2\n NA,3\nnone,4\n")
     assert list(read_table(tmp_path / "t.csv")["a"].isna()) == [False, True, True, False]

@@ -253,4 +253,4 @@ def save_encoder(encoder: Encoder, folder: str | Path) -> None:
         else:
             encoder.model.save_pretrained(new)
     io.publish(new, folder, last=CONFIG, old=WRITTEN)
-    new.rmdir()
+    shutil.rmtree(new)

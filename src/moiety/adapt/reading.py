@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..data import Problem, load_problem
 from ..data.columns import TEXT_NAMES, is_text
 from ..data.images import SUFFIXES
+from ..data.load import not_there
 from ..data.named import NAMED, load_texts
 from ..data.splits import split_of
 from ..tables import PACKED, read_lines, read_table, table_kind
@@ -34,7 +35,7 @@ def parts_of(folder: Path) -> dict[str, Path]:
 def training_part(path: Path) -> Path:
     """Of a folder with splits the training split, else the path itself; a missing one raises."""
     if not path.exists():
-        raise ValueError(f"there is no file or folder {path}")
+        raise ValueError(not_there(path))
     parts = parts_of(path) if path.is_dir() else {}
     if parts and "train" not in parts:
         names = ", ".join(sorted(part.name for part in parts.values()))

@@ -146,12 +146,14 @@ def claims(
             err=True,
         )
     rows = ledger(results)
+    if write is not None and studies:
+        raise ValueError("--out writes the claims of all studies: leave the names out")
     if write is not None:
         typer.echo(f"The ledger: {write_atomic(write, ledger_markdown(rows))}")
         return
     for name in studies or []:
         if not any(_belongs(row.study, name) for row in rows):
-            raise ValueError(f"{name} names no study with claims; see moiety study list")
+            raise ValueError(f"{name} is no study, nor a group, that has claims")
     show_claims(
         Console(),
         [row for row in rows if not studies or any(_belongs(row.study, n) for n in studies)],

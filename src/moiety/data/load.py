@@ -76,7 +76,7 @@ def _read(path: Path) -> tuple[pandas.DataFrame, np.ndarray | None]:
         given = np.repeat(list(frames), [len(frame) for frame in frames.values()])
         return pandas.concat(frames.values(), ignore_index=True), given
     if not path.exists():
-        raise ValueError(_not_there(path))
+        raise ValueError(not_there(path))
     if table_kind(path) is None:
         images = " or a folder of images by class" if path.suffix.lower() in SUFFIXES else ""
         raise ValueError(
@@ -98,7 +98,7 @@ def _split_tables(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _not_there(path: Path) -> str:
+def not_there(path: Path) -> str:
     """What to say of a path that does not exist: near names, of files and of built-in sets."""
     beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     hint = near(path.name, [*NAMED, *beside])
