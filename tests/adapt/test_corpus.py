@@ -403,6 +403,20 @@ def test_rows_without_a_class_are_left_out_and_told(tmp_path, reader):
     assert read_labelled(table, reader).notes == ["targets: 1 rows without a target were left out"]
 
 
+def test_labelled_texts_of_unknown_words_alone_are_refused(tmp_path, reader):
+    write_table(tmp_path / "train.jsonl", ["ünknöwn wörds", "ändere"] * 20, ["yes", "no"] * 20)
+    with pytest.raises(ValueError, match="hold no token that the tokenizer knows; give other text"):
+        read_labelled(tmp_path, reader)
+
+
+def test_a_name_that_is_near_that_of_a_built_in_set_is_told(tmp_path, reader, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"no file or folder sci-cite, and .* did you mean scicite\?"
+    ):
+        read_corpus("sci-cite", reader)
+
+
 def test_what_holds_no_classes_is_refused_before_the_test(tmp_path, reader):
     folder = split_folder(tmp_path)
     (folder / "test.jsonl").write_text("this raises when it is read\n")

@@ -7,7 +7,7 @@ import tiny
 import torch
 from PIL import Image
 from torch.utils.data import TensorDataset
-from transformers import ViTImageProcessor
+from transformers import CLIPImageProcessor, ViTImageProcessor
 
 from moiety.adapt.corpus import read_corpus
 from moiety.adapt.encoders import Encoder
@@ -18,6 +18,22 @@ from moiety.hf.loading import load_image_processor
 
 def viewer(side=12, channels=3, **more):
     return Encoder.load(tiny.vit_mae(image=side, channels=channels).eval(), **more)
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [ViTImageProcessor(size={"height": 12, "width": 12}),
+     CLIPImageProcessor(size={"shortest_edge": 14}, crop_size={"height": 12, "width": 12})],
+    ids=["plain", "cropping"],
+)  # fmt: skip
+def test_arrays_of_the_size_of_the_model_are_fitted_as_files_are(processor, tmp_path):
+    pixels = drawn(6, 12, 12, 3)
+    files = saved(tmp_path / "files", [Image.fromarray(each) for each in pixels])
+    np.save(tmp_path / "all.npy", np.concatenate([pixels, pixels]))
+    ways = [
+        seen(viewer(processor=processor), path, fit=True) for path in (files, tmp_path / "all.npy")
+    ]
+    assert torch.equal(*ways)
 
 
 def drawn(*shape, dtype=np.uint8, most=256, seed=0):

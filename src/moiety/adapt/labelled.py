@@ -28,7 +28,7 @@ from .pictures import Picture, class_problem, fit_images, split_of_classes
 from .reading import parts_of, problem_of, texts_of
 from .rows import Images, Rows, Store, Tokens, hold_out
 from .text import TextEncoder
-from .tokens import cut_texts, id_rows, tokenised
+from .tokens import cut_texts, id_rows, known_rows, tokenised
 
 VALIDATION, LEAST = 0.15, 16  # share and number of rows, where no validation split is given
 
@@ -82,6 +82,7 @@ class Reader:
             return id_rows(examples, self.encoder)
         most = self.encoder.row_length(self.length)
         rows = tokenised(examples, self.encoder, most)
+        known_rows(rows, self.encoder)
         tokens = Tokens.of(rows, self.encoder.vocabulary_key())
         self.notes.extend(cut_texts(tokens, most))
         return tokens

@@ -72,7 +72,7 @@ def read_images(
         if pixels.shape[1] in (*MODES, wanted.shape[0]):
             said = f"images must be [N, H, W, C] or [N, H, W], not {list(pixels.shape)}"
         raise ValueError(f"{path.name}: {said}")
-    return fit_images(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), wanted)
+    return _made_fit(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), wanted)
 
 
 def class_problem(folder: Path, wanted: Picture, seed: int) -> Problem:
@@ -154,8 +154,14 @@ def _decoded(path: Path, wanted: Picture, folder: Path) -> Tensor:
 
 
 def fit_images(images: Tensor, wanted: Picture) -> Tensor:
-    """Images [N, C, H, W] in the wanted shape: as they are, or made to fit."""
-    if wanted.processor is None or tuple(images.shape[1:]) == wanted.shape:
+    """Images [N, C, H, W] in the wanted shape: as they are if they have it, or made to fit."""
+    if tuple(images.shape[1:]) == wanted.shape:
+        return images
+    return _made_fit(images, wanted)
+
+
+def _made_fit(images: Tensor, wanted: Picture) -> Tensor:
+    if wanted.processor is None:
         _check(tuple(images.shape), wanted)
         return images
     if images.dim() != 4 or images.dtype != torch.uint8 or images.shape[1] not in MODES:
