@@ -50,7 +50,7 @@ def result(word="holds", best="self-distill", **asked):
     }
     return {
         "asked": dataclasses.asdict(words),
-        "used": {"lr": 2e-4, "tune_batch": 12},
+        "used": {"batch": 128, "lr": 2e-4, "tune_batch": 12},
         "model": {"kind": "text", "class": "RobertaForMaskedLM", "parameters": 5e6, "made": []},
         "data": {"train": 900, "labelled": {"classes": ["a", "b"]}},
         "stages": {"further": stage, "round-1": {**stage, "online": "it is too large"}},
@@ -77,6 +77,7 @@ def test_the_first_answer_names_the_best_arm_and_the_cost_is_said():
 def test_settings_have_what_was_used_and_not_what_did_nothing():
     page = adapt_page(result())
     assert "--tune-batch" in page and "--warm-steps" not in page and "--patience" not in page
+    assert "--cache" not in page  # which is no option
 
 
 def test_further_looks_what_was_left_out_and_the_commonest_class_are_said():
@@ -86,6 +87,13 @@ def test_further_looks_what_was_left_out_and_the_commonest_class_are_said():
     said = answers({**result(), "looks": 3, "repeated": 52})["How sure"]
     assert "This is look 3 at the same scored examples" in said
     assert said.endswith("52 scored examples were left out: they are also training examples.")
+
+
+def test_few_steps_are_said_to_be_few():
+    assert "unlabelled rows" not in answers(result())["Cost"]
+    few = result()
+    few["data"]["train"] = 128 * few["stages"]["further"]["steps"] * 4
+    assert answers(few)["Cost"].endswith("saw 25% of the unlabelled rows: give more --steps.")
 
 
 def test_losses_are_drawn_from_below_their_values_and_distances_from_zero():
@@ -123,7 +131,7 @@ def test_the_page_shows_what_was_followed_and_needs_nothing():
     for text in (
         "Masked loss, old domain",
         "Distance from the start",
-        "Round 1: the teacher ran at every step: it is too large.",
+        "Self-distillation, round 1: the teacher ran at every step: it is too large.",
     ):
         assert text in page
     assert "which labelled examples were drawn" in page

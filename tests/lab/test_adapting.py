@@ -33,6 +33,26 @@ def test_an_arm_that_is_clearly_better_is_named():
     assert said.differences[1].effect == pytest.approx(0.2, abs=0.03)
 
 
+def test_arms_that_are_all_below_the_commonest_class_get_no_verdict():
+    """However clearly one of them is ahead of the others, and whatever is rounded."""
+    truth = (torch.arange(300) < 90).long()
+    said = judge(answers(truth, 0.2, 0.4, 0.6), truth, metric="accuracy", margin=0.01)
+    assert said.best is None and "commonest class" in said.reason and said.floor == 0.7
+    assert {each.word for each in said.differences} == {"undecided"}
+    for count in range(5, 60):
+        truth = (torch.arange(count) % 3 == 0).long()
+        common = torch.zeros(5, count, dtype=torch.long)
+        found = {"fine-tune": common, "further": 1 - truth.expand(5, -1), "self-distill": common}
+        assert "commonest" in judge(found, truth, metric="accuracy", margin=0.01).reason
+
+
+def test_a_reason_for_no_verdict_may_be_given():
+    found = answers(labels(2000), 0.6, 0.7, 0.8)
+    said = judge(found, labels(2000), metric="accuracy", margin=0.01, silent="all leaked")
+    assert (said.best, said.reason) == (None, "all leaked")
+    assert {each.word for each in said.differences} == {"undecided"}
+
+
 def test_an_arm_that_is_worse_is_told_by_the_reverse():
     said = judge(answers(labels(2000), 0.8, 0.6, 0.7), labels(2000), metric="accuracy", margin=0.01)
     assert said.best == "fine-tune"

@@ -20,6 +20,7 @@ DISTILLATION = (
 POSITIVE, WEIGHTS = ("lr", "tune_lr"), ("mae_weight", "distill_weight", "match_routing")
 TUNING = ("tune", "epochs", "tune_batch", "tune_lr")
 JUDGING = ("seeds", "metric", "margin")  # what may change when a comparison is over
+LOOKS = "looks.json"  # of a comparison at the examples that it scores
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from .. import io
 from ..cost import parameters
 from ..data.named import NAMED
 from ..moe import MoE
-from .asked import DISTILLATION, JUDGING, PRETRAINING, TUNING, Asked
+from .asked import DISTILLATION, JUDGING, LOOKS, PRETRAINING, TUNING, Asked
 from .checking import write_check
 from .classifier import Classifier
 from .corpus import Corpus, read_corpus
@@ -86,26 +87,29 @@ def check_out(asked: Asked, out: Path) -> None:
             continue
         data = given != asked.model
         there = (training_part(path) if data else path).resolve()
-        if here in (there, path.resolve()) or (data and there in here.parents):
+        ours = not data and path.name in ("adapted", "classifier") and here in there.parents
+        if here in (there, path.resolve()) or (data and there in here.parents) or ours:
             raise ValueError(f"--out {out} is where {given} is read from: choose another folder")
     known = known_plan(out)
     if (out / "result.json").exists() and not known:
         raise ValueError(f"{out / 'result.json'} is not of `moiety adapt`: choose another --out")
-    begun = (out / "pretraining" / "plan.json").exists() or (out / "fine-tuning").exists()
-    if not begun:  # a command that was refused can be put right
-        return
     # The test was read, or may have been.
-    ended = any((out / name).exists() for name in ("result.json", "fine-tuning/final.safetensors"))
+    ends = ("result.json", LOOKS, "fine-tuning/final.safetensors")
+    ended = any((out / name).exists() for name in ends)
+    begun = (out / "pretraining" / "plan.json").exists() or (out / "fine-tuning").exists()
+    if not (ended or begun):  # a command that was refused can be put right
+        return
     free = JUDGING if ended else (*JUDGING, *TUNING)
     plan = dataclasses.asdict(asked)
     try:
         settle(out, {**plan, **{name: known[name] for name in free if name in known}})
     except ValueError as error:
-        if not ended or any(known.get(n) != plan[n] for n in plan if n not in (*free, *TUNING)):
+        other = any(known.get(n) != plan[n] for n in plan if n not in (*free, *TUNING))
+        if not ended or other or asked.method == "fine-tune":
             raise
+        model = out / "ARM" / "adapted" if asked.method == "compare" else out / "adapted"
         raise ValueError(
-            f"{error}; to fine-tune its model in another way, --method fine-tune --model "
-            f"{out / 'adapted'}"
+            f"{error}; to fine-tune its model in another way, --method fine-tune --model {model}"
         ) from None
 
 
@@ -265,7 +269,8 @@ def finish(
             validation=labelled.validation,
             test=None if labelled.read_test is None else labelled.test,
             checks=4,
-            tick=None if tick is None else lambda share: tick("fine-tuning", share),
+            tick=None if tick is None else partial(tick, "fine-tuning"),
+            scored=None if tick is None else lambda split, share: tick(f"scoring {split}", share),
             **more,
         )
         tuned.save(out / "classifier")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .asked import Asked
+from .. import io
+from .asked import JUDGING, LOOKS, Asked
 from .command import Opened, check, draw, tuned_from
 from .course import Tick
 from .encoders import Encoder
@@ -42,6 +44,8 @@ class Compared:
     distance: dict[str, list[float]]  # of the trunk while it was fine-tuned
     examples: int  # labelled ones of a seed
     repeated: int  # examples of the split that are also training examples, and were not scored
+    leaked: bool  # all of them are: there was nothing else to score
+    look: int  # how often these examples were scored, with other seeds, metric or margin
 
 
 def compare(
@@ -69,7 +73,8 @@ def compare(
             out / "fine-tuning" / arm / f"seed-{asked.seed + i}",
             classes=labelled.classes,
             checks=4,
-            tick=None if say is None else lambda share: say(name, share),
+            tick=None if say is None else partial(say, name),
+            scored=None if say is None else lambda _, share: say(f"scoring {name}", share),
             **more,
         )
 
@@ -77,9 +82,10 @@ def compare(
         for arm in ARMS:
             tuned(arm, i, tick)
     split = "validation" if labelled.read_test is None else "test"
+    look = next_look(out, asked)
     rows = labelled.validation if labelled.read_test is None else labelled.test()
     known = repeated(rows, labelled.train)
-    if not known.all():
+    if not known.all():  # else there is nothing to judge by
         rows = rows.part(np.flatnonzero(~known))
     assert rows.labels is not None
     answers, found = {}, {}
@@ -88,16 +94,32 @@ def compare(
         logits = []
         for i in range(asked.seeds):
             one = tuned(arm, i)
-            logits.append(one.logits(rows))
+            name = f"scoring {arm}, seed {asked.seed + i}"
+            logits.append(one.logits(rows, None if tick is None else partial(tick, name)))
             distance[arm].append(one.distance)
             if not i:
-                starts[arm].save(out / arm / "adapted")
+                adapts = starts[arm] if arm != "fine-tune" else None  # that one is as it was
+                if adapts:
+                    adapts.save(out / arm / "adapted")
                 one.save(out / arm / "classifier")
-                check(starts[arm], one, opened, out / arm)
+                check(adapts, one, opened, out / arm)
         answers[arm] = torch.stack([each.argmax(1) for each in logits])
         found[arm] = [scores(each, rows.labels) for each in logits]
-    apart = int(known.sum()) % len(known)
-    return Compared(split, rows.labels, answers, found, distance, len(parts[0]), apart)
+    leaked = bool(known.all())
+    apart = 0 if leaked else int(known.sum())
+    return Compared(
+        split, rows.labels, answers, found, distance, len(parts[0]), apart, leaked, look
+    )
+
+
+def next_look(out: Path, asked: Asked) -> int:
+    """Write a look at the scored examples down before it is taken; again, it keeps its number."""
+    path, this = out / LOOKS, {word: getattr(asked, word) for word in JUDGING}
+    looks = io.read_json(path) if path.exists() else []
+    if this not in looks:
+        looks.append(this)
+        io.write_json(path, looks)
+    return looks.index(this) + 1
 
 
 def arms_of(adapted: Adapted) -> dict[str, Encoder]:

@@ -26,6 +26,7 @@ from torch import Tensor
 from .claims import Word, check_margin, word_of
 
 LEVEL = 0.05  # two-sided, of all intervals together
+ROUNDING = 1e-9
 RESAMPLES, AT_ONCE = 1000, 2**24  # weights of examples in memory at once
 METRICS = ("accuracy", "macro_f1")
 
@@ -40,7 +41,7 @@ class Difference:
     interval: tuple[float, float]
     margin: float
     of_examples: float  # the share of the variance that more seeds cannot lower
-    silent: bool = False  # no classifier tells examples apart, so that there is nothing to compare
+    silent: bool = False  # there is nothing to compare, whatever the numbers
 
     @property
     def word(self) -> Word:
@@ -84,9 +85,17 @@ BELOW = (
 
 
 def judge(
-    answers: Mapping[str, Tensor], labels_N: Tensor, *, metric: str, margin: float
+    answers: Mapping[str, Tensor],
+    labels_N: Tensor,
+    *,
+    metric: str,
+    margin: float,
+    silent: str | None = None,
 ) -> Judgement:
-    """Compare the answers [S, N] of all arms; the arms are in the order of what they cost."""
+    """Compare the answers [S, N] of all arms; the arms are in the order of what they cost.
+
+    silent   why there is no verdict, where that is known
+    """
     check_margin(margin)
     if metric not in METRICS:
         raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
@@ -94,22 +103,23 @@ def judge(
     scores = {arm: _metric(a, labels_N, weights_RN, metric)[0] for arm, a in answers.items()}
     drawn = _resampled(answers, labels_N, metric)
     level = LEVEL / math.comb(len(answers), 2)
-    silent = all((a == a[:, :1]).all() for a in answers.values())
     commonest = labels_N.bincount().argmax().expand(1, len(labels_N))
     floor = float(_metric(commonest, labels_N, weights_RN, metric))
+    if all((a == a[:, :1]).all() for a in answers.values()):
+        silent = silent or CONSTANT
+    elif max(float(each.mean()) for each in scores.values()) <= floor + ROUNDING:
+        silent = silent or BELOW
     found = []
     for b, a in combinations(answers, 2):
         effect, interval, share = _interval(
             scores[a] - scores[b], drawn[a] - drawn[b], len(labels_N), level
         )
         within = max(interval[0], -1.0), min(interval[1], 1.0)  # what two scores can differ by
-        found.append(Difference(a, b, effect, within, margin, share, silent))
+        found.append(Difference(a, b, effect, within, margin, share, silent is not None))
     alone = {arm: _interval(scores[arm], drawn[arm], len(labels_N), LEVEL) for arm in answers}
     best, reason = _choose(found, list(answers), margin)
-    if silent:
-        best, reason = None, CONSTANT
-    elif best is None and max(each[0] for each in alone.values()) <= floor:
-        best, reason = None, BELOW
+    if silent is not None:
+        best, reason = None, silent
     return Judgement(
         best,
         reason,

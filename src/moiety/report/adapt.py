@@ -28,7 +28,7 @@ FOLLOWED = {  # by name in a history: title, axis, form
     "score": (
         "Probe",
         "Mean accuracy of a linear and a kNN probe, inside the labelled training split.",
-        ".0%",
+        ".1%",
     ),
 }
 
@@ -63,7 +63,10 @@ def adapt_page(result: Result) -> str:
 
 
 def stage_name(stage: str) -> str:
-    return "Further pre-training" if stage == "further" else stage.replace("round-", "Round ")
+    """As the page calls it: a round of self-distillation."""
+    if stage == "further":
+        return ARMS[stage]
+    return stage.replace("round-", f"{ARMS['self-distill']}, round ")
 
 
 def _last(path: str) -> str:
@@ -96,6 +99,9 @@ def answers(result: Result) -> dict[str, str]:
         f"{quantity(spent['self-distill'], THOUSANDS)}FLOPs for self-distillation, which includes "
         "it; fine-tuning alone needs none."
     )
+    steps, batch = result["stages"]["further"]["steps"], _word(result, "batch")
+    if (passes := steps * batch / result["data"]["train"]) < 1:
+        cost += f" A stage saw {number(passes, '.0%')} of the unlabelled rows: give more --steps."
     metric, floor = HEADS[judged["metric"]], number(judged["floor"], FORM)
     said = f"{metric}: {scores}; the commonest class alone {floor}."
     if result["looks"] > 1:
@@ -145,6 +151,12 @@ def difference_rows(result: Result) -> list[dict[str, Any]]:
     return rows
 
 
+def _word(result: Result, name: str) -> Any:
+    """What was asked for, or stood in for it."""
+    asked = result["asked"][name]
+    return result["used"][name] if asked is None else asked
+
+
 def _other(metric: str) -> str:
     return next(name for name in HEADS if name != metric)
 
@@ -188,10 +200,8 @@ def _charts(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
             if any(key in line for line in stage["history"])
         ]
         if series:
-            top = 1.0 if key == "score" else None
-            loss = key in ("target", "source")  # whose differences are small beside it
-            words: dict[str, Any] = {"across": "Step", "top": top, "zero": not loss, "form": form}
-            chart = lines(f"{title} by step", series, **words)
+            far = key == "distance"  # of the others differences are small beside the values
+            chart = lines(f"{title} by step", series, across="Step", zero=far, form=form)
             made.append({"name": title, "note": note, "chart": chart})
     return made
 
@@ -222,6 +232,7 @@ def _along(history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float],
 def _settings(result: Result) -> dict[str, str]:
     asked = result["asked"]
     said = {"model", "unlabelled", "labelled", "source", "method", "seeds", "metric", "margin"}
+    said |= {"cache"}  # no option: --cache-limit 0
     said |= set() if asked["stop"] else {"patience"}
     said |= set() if result["model"]["made"] else {"warm_steps"}
     shown = {

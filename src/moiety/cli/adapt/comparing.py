@@ -11,6 +11,7 @@ from rich.console import Console
 from ... import io
 from ...report import Column
 from ...report.adapt import adapt_page, answers, difference_rows
+from .telling import tell_states
 
 if TYPE_CHECKING:
     from ...adapt.asked import Asked
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from .telling import Bar
 
 PAGE = "compare.html"
+LEAKED = (
+    "undecided: all scored examples are also training examples, which tells nothing of new ones; "
+    "give others as a test split"
+)
 DIFFERENCES = [
     Column("arm", "Difference"),
     Column("points", "Points"),
@@ -42,8 +47,13 @@ def compare(
     from ...lab.adapting import judge
 
     compared = comparing.compare(asked, opened, adapted, out, bar, save_every=save_every)
-    said = judge(compared.answers, compared.labels, metric=asked.metric, margin=asked.margin)
-    before = io.read_json(out / "result.json") if (out / "result.json").exists() else {"looks": 0}
+    said = judge(
+        compared.answers,
+        compared.labels,
+        metric=asked.metric,
+        margin=asked.margin,
+        silent=LEAKED if compared.leaked else None,
+    )
     flops = adapted.flops
     spent = {"fine-tune": 0.0, "further": adapted.stages[0].steps * flops["further"]}
     result = {
@@ -54,12 +64,12 @@ def compare(
         "moved": compared.distance,
         "spent": {**spent, "self-distill": flops["total"]},
         "judgement": said.plain(),
-        "looks": before["looks"] + 1,
+        "looks": compared.look,
         "repeated": compared.repeated,
         "command": repeat,
     }
-    io.write_atomic(out / PAGE, adapt_page(result))
     io.write_json(out / "result.json", result)
+    io.write_atomic(out / PAGE, adapt_page(result))
     return result
 
 
@@ -85,3 +95,4 @@ def tell_judgement(result: dict[str, Any], out: Path, console: Console) -> None:
     for name, text in answers(result).items():
         typer.echo(f"{name}: {text}")
     typer.echo(f"The page: {out / PAGE}; models and classifiers: {out}/ARM/adapted, …/classifier")
+    tell_states(out, dict.fromkeys(("pretraining", "fine-tuning"), True))
