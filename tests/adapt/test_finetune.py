@@ -21,6 +21,7 @@ from moiety.adapt.classifier import Classifier, parameter_groups
 from moiety.adapt.encoders import Encoder
 from moiety.adapt.finetune import finetune
 from moiety.adapt.labelled import read_labelled
+from moiety.adapt.recipe import Diverged
 from moiety.adapt.scores import scores
 from moiety.adapt.tuning import LABELS, TuneRecipe, Tuning
 from moiety.data import load_problem
@@ -297,12 +298,22 @@ def test_what_is_in_both_splits_is_told_apart(tmp_path):
     trained = data.train.take(range(len(data.train)))
     both = set(texts[30:34]) & {encoder.processor.decode(row[1:-1]) for row in trained}
     found = tune(encoder, data).scores
-    assert found["test_new"]["left_out"] == len(both) > 0
+    assert found["test"]["repeated"] == len(both) > 0
     fewer = read_labelled(tmp_path, encoder, seed=3)
     new = fewer.test().part([i for i in range(10) if texts[30 + i] not in both])
     alone = tune(encoder, fewer.train, validation=fewer.validation, test=new).scores
-    assert alone["test"] == {k: v for k, v in found["test_new"].items() if k != "left_out"}
+    assert alone["test"] == found["test_new"] and "repeated" not in alone["test"]
     assert "test_new" not in alone
+    same = tune(encoder, data.train, test=data.train).scores
+    assert same["test"]["repeated"] == len(data.train) and "test_new" not in same
+
+
+def test_weights_that_the_last_step_broke_are_told_before_a_test_is_read():
+    heard = []
+    words = {"steps": 1, "lr": 1e30, "test": lambda: heard.append(1)}
+    with pytest.raises(Diverged, match=r"no longer a number before step 1: lower the learning rat"):
+        tune(**words)
+    assert not heard
 
 
 def test_biases_norms_class_tokens_and_places_do_not_decay():

@@ -6,8 +6,10 @@ plan.stages, plan.cache, plan.disk
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -18,7 +20,7 @@ from .classifier import Classifier
 from .command import Opened, draw
 from .comparing import ARMS
 from .course import Course, few_masked
-from .encoders import Encoder
+from .encoders import Batch, Encoder
 from .finetune import batch_size
 from .follow import Follow
 from .heads import only_made
@@ -59,10 +61,16 @@ class Costs:
     cache: int  # bytes; 0: none is built
     online: str | None  # why the teacher would run at every step
     disk: int  # bytes of all states at most, without the cache
+    speed: float  # FLOPs a second on this CPU, of one pass over a few examples
 
     @property
     def total(self) -> float:
         return sum(line.total for line in self.stages)
+
+    @property
+    def seconds(self) -> float:
+        """Roughly, on this CPU."""
+        return self.total / self.speed
 
 
 def costs(asked: Asked, opened: Opened) -> Costs:
@@ -72,7 +80,7 @@ def costs(asked: Asked, opened: Opened) -> Costs:
         stages, size, online = _pretraining(asked, opened.encoder, opened.corpus.train)
     if opened.labelled is not None:
         stages.append(_tuning(asked, opened))
-    return Costs(stages, size, online, _disk(asked, opened))
+    return Costs(stages, size, online, _disk(asked, opened), _speed(asked, opened))
 
 
 def _pretraining(asked: Asked, encoder: Encoder, rows: Rows) -> tuple[list[Line], int, str | None]:
@@ -124,10 +132,38 @@ def _tuning(asked: Asked, opened: Opened) -> Line:
     size = batch_size(encoder.kind, asked.tune_batch, len(train))
     classifier = Classifier.build(encoder, opened.labelled.classes, seed=asked.seed)
     batch, more = encoder.few(encoder.batch(train.take(torch.arange(size))))
-    flops = more * cost.flops(lambda: classifier.logits(batch).sum().backward())
+    flops = more * cost.flops(partial(_learn, classifier, batch))
     times = asked.seeds * len(ARMS) if compared else 1
     steps = asked.epochs * (len(train) // size)
     return Line("fine-tuning", steps, size, flops, len(train), times)
+
+
+def _speed(asked: Asked, opened: Opened) -> float:
+    """FLOPs a second, forward and backward."""
+    work: Callable[[], object]
+    if opened.corpus is not None:
+        encoder, rows = opened.encoder.copy(), opened.corpus.train
+        batch, masks, _ = few_masked(encoder, rows, min(WARM_BATCH, len(rows)), asked.seed)
+        work = partial(FURTHER.backward, encoder, batch, masks)
+    else:
+        assert opened.labelled is not None
+        rows = opened.labelled.train
+        classifier = Classifier.build(opened.encoder, opened.labelled.classes, seed=asked.seed)
+        first = torch.arange(min(WARM_BATCH, len(rows)))
+        batch, _ = opened.encoder.few(opened.encoder.batch(rows.take(first)))
+        work = partial(_learn, classifier, batch)
+    half = asked.precision == "bfloat16"
+    with torch.autocast(opened.encoder.device.type, torch.bfloat16, enabled=half):
+        flops, took = cost.flops(work), []  # which also brings it all into memory
+        for _ in range(3):
+            began = time.perf_counter()
+            work()
+            took.append(time.perf_counter() - began)
+    return flops / min(took)
+
+
+def _learn(classifier: Classifier, batch: Batch) -> None:
+    classifier.logits(batch).sum().backward()
 
 
 def _disk(asked: Asked, opened: Opened) -> int:

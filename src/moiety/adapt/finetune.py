@@ -22,10 +22,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from .. import io
@@ -33,6 +35,7 @@ from ..train.state import read_state, state_bytes
 from .cache import look_through
 from .classifier import Classifier
 from .encoders import Encoder
+from .follow import Chosen
 from .labelled import Labelled, read_labelled
 from .loading import open_encoder
 from .rows import Rows, are_rows, repeated
@@ -52,8 +55,8 @@ class Tuned:
 
     classifier: Classifier
     recipe: TuneRecipe
-    # Of "train" and, where given, "validation" and "test"; of "test_new" where some examples of the
-    # test are also trained on, which are "left_out" there.
+    # Of "train" and, where given, "validation" and "test"; where some examples of the test are also
+    # trained on, "test" says how many are "repeated", and "test_new" is without them.
     scores: dict[str, dict[str, float]]
     distance: float  # l2, of the trunk from the encoder it was
     history: list[dict[str, Any]]  # by check: step, loss of the training, scores of "validation"
@@ -67,9 +70,9 @@ class Tuned:
             return None
         return self.scores["test"]["loss"] - self.scores["train"]["loss"]
 
-    def logits(self, rows: Any) -> Tensor:
-        """`[N, C]` of labelled or unlabelled rows, on the CPU."""
-        return answers(self.classifier, rows, self.recipe.batch)
+    def logits(self, rows: Any, tick: Callable[[float], None] | None = None) -> Tensor:
+        """`[N, C]` of labelled or unlabelled rows, on the CPU; `tick` hears the share so far."""
+        return answers(self.classifier, rows, self.recipe.batch, tick)
 
     def save(self, folder: str | Path) -> None:
         """Write the classifier with its processor, for transformers alone to load."""
@@ -102,6 +105,7 @@ def finetune(
     capture: bool = False,
     crew: Member | None = None,
     tick: Callable[[float], None] | None = None,
+    scored: Callable[[str, float], None] | None = None,
 ) -> Tuned:
     """Train trunk and a fresh head on labelled examples, and score the last weights.
 
@@ -117,6 +121,7 @@ def finetune(
     capture      on a GPU, repeat a step as one CUDA graph; it rounds a little
                  differently
     crew         its place among trainings that take their steps together (see `together`)
+    tick         hears which share of the steps is done; then `scored`, of which split which share
     """
     encoder = open_encoder(model, processor)
     data, validation, test = _splits(data, validation, test, encoder, seed)
@@ -151,14 +156,14 @@ def finetune(
                 classifier.model.load_state_dict(told.pop("state"))
                 classifier.model.eval()
                 if test is not None and "test" not in told["scores"]:  # it was not asked for before
-                    told["scores"] |= _tested(tuning, test)
+                    told["scores"] |= _tested(tuning, test, scored)
                     _write(folder, tuning, told, save_classifier)
                 return Tuned(classifier, recipe, **told)
         owner = getattr(test, "__self__", None)
         if isinstance(owner, Labelled):  # now, and not after the training
             owner.check_closed()
         tuning.run(tick)
-        told = _told(tuning, encoder, test)
+        told = _told(tuning, encoder, test, scored)
         if folder:
             _write(folder, tuning, told, save_classifier)
         return Tuned(classifier, recipe, **told)
@@ -189,34 +194,52 @@ def _splits(
     return data, validation, test
 
 
-def _told(tuning: Tuning, encoder: Encoder, test: Callable[[], Any] | Any) -> dict[str, Any]:
+def _told(
+    tuning: Tuning,
+    encoder: Encoder,
+    test: Callable[[], Any] | Any,
+    scored: Callable[[str, float], None] | None,
+) -> dict[str, Any]:
     """What is known of the classifier at the end; only now the test split is read."""
     classifier, batch = tuning.classifier, tuning.recipe.batch
-    found = {"train": score(classifier, tuning.data, batch)}
+    first = Chosen(tuning.data, torch.arange(min(SAMPLE, len(tuning.data))))
+    found = {"train": _scored(tuning, tuning.data, "train", scored)}
     if tuning.validation is not None:  # it was scored after the last step
         found["validation"] = tuning.history[-1]["validation"]
     if test is not None:
-        found |= _tested(tuning, test)
+        found |= _tested(tuning, test, scored)
     return {
         "scores": found,
         "distance": classifier.distance(encoder),
         "history": tuning.history,
-        "sample": answers(classifier, tuning.data, batch, most=SAMPLE).tolist(),
+        "sample": answers(classifier, first, batch).tolist(),
         "seconds": tuning.seconds,
     }
 
 
-def _tested(tuning: Tuning, test: Callable[[], Any] | Any) -> dict[str, dict[str, float]]:
+def _tested(
+    tuning: Tuning,
+    test: Callable[[], Any] | Any,
+    scored: Callable[[str, float], None] | None,
+) -> dict[str, dict[str, float]]:
     """The scores of the test split, and of what in it is new, where some is not."""
     rows = test() if callable(test) else test
-    found = {"test": score(tuning.classifier, rows, tuning.recipe.batch, "test")}
+    found = {"test": _scored(tuning, rows, "test", scored)}
     if isinstance(rows, Rows) and isinstance(tuning.data, Rows):
         known = repeated(rows, tuning.data)
+        if known.any():
+            found["test"]["repeated"] = int(known.sum())
         if known.any() and not known.all():
             new = rows.part(np.flatnonzero(~known))
-            found["test_new"] = score(tuning.classifier, new, tuning.recipe.batch, "test")
-            found["test_new"]["left_out"] = int(known.sum())
+            found["test_new"] = _scored(tuning, new, "test", scored)
     return found
+
+
+def _scored(
+    tuning: Tuning, rows: Any, split: str, scored: Callable[[str, float], None] | None
+) -> dict[str, float]:
+    tick = partial(scored, split) if scored else None
+    return score(tuning.classifier, rows, tuning.recipe.batch, split, tick)
 
 
 def _write(out: Path, tuning: Tuning, told: dict[str, Any], classifier: bool) -> None:

@@ -4,7 +4,7 @@
 
 macro_f1 is the mean of the F1 of the classes that occur among labels or answers. micro_f1 counts
 all classes together; with one class for each example it is the accuracy. largest_class is the
-accuracy of whoever answers nothing but the commonest class.
+accuracy of whoever answers nothing but the commonest class. answered is how many classes were.
 
     score(classifier, rows, 32)    # the same of labelled rows: with a length, `take` and `labels`
 
@@ -13,7 +13,7 @@ Many are answered at once: where a batch (of 32) has room for its gradients, eig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from ..modes import at_rest
 from .cache import batches
-from .follow import Chosen
 
 if TYPE_CHECKING:
     from .classifier import Classifier
@@ -45,6 +44,7 @@ def scores(logits_NC: Tensor, labels_N: Tensor) -> dict[str, float]:
         "micro_f1": float(_f1(counts.sum(0))),
         "loss": float(F.cross_entropy(logits_NC, labels_N)),
         "largest_class": float(labels_N.bincount().max()) / len(labels_N),
+        "answered": len(answers_N.unique()),
     }
 
 
@@ -64,23 +64,34 @@ def _f1(counts: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def answers(classifier: Classifier, rows: Any, batch: int, most: int | None = None) -> Tensor:
-    """`[N, C]`: logits of rows, or of the first of them, in eval mode, on the CPU.
+def answers(
+    classifier: Classifier, rows: Any, batch: int, tick: Callable[[float], None] | None = None
+) -> Tensor:
+    """`[N, C]`: logits of rows in eval mode, on the CPU.
 
     batch    examples that were trained on at once
+    tick     hears which share of the rows is answered
     """
-    shown = rows if most is None else Chosen(rows, torch.arange(min(most, len(rows))))
+    found, done = [], 0
     with at_rest(classifier.model):
-        asked = batches(classifier.encoder, shown, AT_ONCE * batch)
-        return torch.cat([classifier.logits(each).float().cpu() for each in asked])
+        for each in batches(classifier.encoder, rows, AT_ONCE * batch):
+            found.append(classifier.logits(each).float().cpu())
+            done += len(found[-1])
+            if tick:
+                tick(done / len(rows))
+    return torch.cat(found)
 
 
 def score(
-    classifier: Classifier, rows: Any, batch: int, name: str = "training"
+    classifier: Classifier,
+    rows: Any,
+    batch: int,
+    name: str = "training",
+    tick: Callable[[float], None] | None = None,
 ) -> dict[str, float]:
     """The scores of labelled rows."""
     labels = check_labels(rows, name, classifier.classes)
-    return scores(answers(classifier, rows, batch), labels)
+    return scores(answers(classifier, rows, batch, tick), labels)
 
 
 def check_labels(rows: Any, name: str, classes: int | Sequence[str] | None = None) -> Tensor:

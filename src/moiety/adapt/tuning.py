@@ -250,7 +250,9 @@ class Tuning(Flight):
         """Write a line: the mean training loss since the last, and the scores of validation."""
         line: dict[str, Any] = {"step": self.step, "loss": float(self.sum) / self.count}
         self.sum, self.count = torch.zeros_like(self.sum), 0
-        if not math.isfinite(line["loss"]):
+        # The last step may have broken the weights, which the losses before it do not tell.
+        weights = float(nn.utils.get_total_norm(self.trained))
+        if not math.isfinite(line["loss"] + weights):
             raise Diverged(
                 f"the loss is no longer a number before step {self.step}: lower the learning rate "
                 f"({self.recipe.lr:g})"

@@ -170,7 +170,7 @@ def command(
     asked, where = Asked(**given), find_device(device)
     if dry_run:
         with quietly(), in_options():
-            dry(asked, out)
+            dry(asked, out, where)
         return
     check_out(asked, out)
     check_writable(out)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...adapt.asked import Asked
 
 
-def dry(asked: Asked, out: Path) -> None:
+def dry(asked: Asked, out: Path, device: torch.device) -> None:
     """Say what would run."""
     from ...adapt.command import begin, check_out
     from ...adapt.costing import costs
@@ -26,7 +26,7 @@ def dry(asked: Asked, out: Path) -> None:
     opened = begin(asked, None)
     check_out(asked, out)
     tell_opened(asked, opened)
-    tell_costs(costs(asked, opened), Console())
+    tell_costs(costs(asked, opened), Console(), device.type)
 
 
 def run(asked: Asked, out: Path, device: torch.device, save_every: float, repeat: str) -> None:
@@ -62,7 +62,7 @@ def run(asked: Asked, out: Path, device: torch.device, save_every: float, repeat
     if adapted is not None:
         took, flops = duration(adapted.seconds), f"{adapted.flops['total']:.2e}"
         warm = ", besides the warm-up of its head" if made else ""
-        typer.echo(f"Pre-training took {took} and {flops} FLOPs, as counted{warm}.")
+        typer.echo(f"Steps and checks of pre-training took {took} and {flops} FLOPs{warm}.")
 
 
 def tell(result: dict[str, Any], out: Path) -> None:

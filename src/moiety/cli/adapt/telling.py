@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ...adapt.costing import Costs
 
 NAMES = {"further": "further pre-training"}
+SAID = 30.0  # seconds between two lines of a stage where there is no bar
 STAGES = [
     Column("arm", "Stage"),
     Column("steps", "Steps", ",d"),
@@ -67,7 +68,7 @@ class _Said(logging.Handler):
 
 
 class Bar:
-    """A bar for every stage in a terminal, one line a stage elsewhere.
+    """A bar for every stage in a terminal; elsewhere a line now and then, and one at its end.
 
     Ctrl-C is heard between two steps, so that the state can be kept; a second one at once.
     """
@@ -84,6 +85,7 @@ class Bar:
         )
         self.task: Any = None
         self.name, self.share, self.begun = "", 0.0, time.monotonic()
+        self.first, self.said = (self.begun, 0.0), self.begun
         self.listens = self.interrupted = False
 
     def __enter__(self) -> Self:
@@ -101,7 +103,7 @@ class Bar:
 
     def _heed(self) -> None:
         if self.interrupted:
-            self.console.print("  interrupted: the step in hand is finished and kept", markup=False)
+            self.console.print("  interrupted: what was trained is kept", markup=False)
             raise KeyboardInterrupt
 
     def __exit__(
@@ -122,11 +124,25 @@ class Bar:
         if name != self.name:
             self.end()
             self.task, self.name = self.progress.add_task(named(name), total=1.0), name
+            self.first, self.said = (time.monotonic(), share), time.monotonic()
         self.share = share
+        self._say()
         self.progress.update(self.task, completed=share)
         self._heed()
         if share >= 1:
             self.end()
+
+    def _say(self) -> None:
+        """A line for who has no bar, such as a log file."""
+        now, (began, share) = time.monotonic(), self.first
+        if self.console.is_terminal or now - self.said < SAID or not share < self.share < 1:
+            return
+        left = words.duration((now - began) * (1 - self.share) / (self.share - share))
+        self._print(f"  {named(self.name)}: {self.share:.0%}, about {left} left")
+        self.said = now
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def end(self) -> None:
         """Say that a stage is over."""
@@ -134,10 +150,10 @@ class Bar:
             return
         took, self.begun = words.duration(time.monotonic() - self.begun), time.monotonic()
         how = "done" if self.share >= 1 else f"stopped at {self.share:.0%}"
-        line = f"  {named(self.name)}: {how} in {took}"
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if not self.name.startswith("scoring"):
+            self._print(f"  {named(self.name)}: {how} in {took}")
         self.progress.remove_task(self.task)
-        self.task = None
+        self.task, self.name = None, ""
 
 
 def named(stage: str) -> str:
@@ -155,7 +171,7 @@ def tell_opened(asked: Asked, opened: Opened) -> None:
     model = about_model(opened.encoder)
     size = words.quantity(model["parameters"], words.THOUSANDS)
     typer.echo(f"{asked.model}: {model['class']} of {size} parameters")
-    if model["made"]:
+    if model["made"] and opened.corpus is not None:
         typer.echo(
             f"  it lacks {len(model['made'])} parameters of its head, such as {model['made'][0]}, "
             "which are made and warmed up first"
@@ -176,7 +192,7 @@ def tell_opened(asked: Asked, opened: Opened) -> None:
             typer.echo(f"  {note}")
 
 
-def tell_costs(costs: Costs, console: Console) -> None:
+def tell_costs(costs: Costs, console: Console, device: str) -> None:
     """The table of a dry run."""
     from ...adapt.cache import told_bytes
     from ..demo import show
@@ -194,7 +210,8 @@ def tell_costs(costs: Costs, console: Console) -> None:
         for line in costs.stages
     ]
     show(console, rows, STAGES, "What would run; a pass sees every example once")
-    typer.echo(f"FLOPs in all: {costs.total:.2e}")
+    here = f"; on this CPU roughly {words.duration(costs.seconds)}" if device == "cpu" else ""
+    typer.echo(f"FLOPs in all: {costs.total:.2e}{here}")
     if costs.online:
         typer.echo(f"Cache: none; the teacher runs at every step: {costs.online}")
     elif costs.cache:
@@ -242,14 +259,17 @@ def tell_tuned(tuned: dict[str, Any] | None) -> None:
         return
     for split, found in tuned["scores"].items():
         if split == "test_new":
-            split = f"test without {found['left_out']} that are also trained on"
+            split = f"test without {tuned['scores']['test']['repeated']} that are also trained on"
         typer.echo(
             f"Classifier, {split}: accuracy {found['accuracy']:.1%}, macro F1 "
             f"{found['macro_f1']:.1%}, loss {found['loss']:.3f} (the largest class has "
             f"{found['largest_class']:.1%})"
         )
-    if all(found["accuracy"] == found["largest_class"] for found in tuned["scores"].values()):
-        typer.echo("It answers the largest class alone: give more --epochs or another --tune-lr.")
+    if tuned["scores"]["train"]["answered"] == 1:
+        typer.echo("It gives all examples the same class: give more --epochs or another --tune-lr.")
+    test = tuned["scores"].get("test", {})
+    if test.get("repeated") and "test_new" not in tuned["scores"]:
+        typer.echo("All test examples are also trained on: their scores tell nothing of new ones.")
 
 
 def tell_files(out: Path, result: dict[str, Any]) -> None:
@@ -257,6 +277,10 @@ def tell_files(out: Path, result: dict[str, Any]) -> None:
     saved = {"adapted": result["stages"], "classifier": result["tuned"]}
     models = " and ".join(str(out / name) for name, there in saved.items() if there)
     typer.echo(f"Saved for transformers: {models}; all numbers: {out / 'result.json'}")
-    states = {"pretraining": result["stages"], "fine-tuning": result["tuned"]}
+    tell_states(out, {"pretraining": result["stages"], "fine-tuning": result["tuned"]})
+
+
+def tell_states(out: Path, states: dict[str, Any]) -> None:
+    """What is needed no more."""
     kept = " and ".join(str(out / name) for name, there in states.items() if there)
     typer.echo(f"The states of the way, in {kept}, may be deleted.")
