@@ -96,6 +96,18 @@ def test_few_steps_are_said_to_be_few():
     assert answers(few)["Cost"].endswith("saw 25% of the unlabelled rows: give more --steps.")
 
 
+def test_probes_are_drawn_closely_where_they_differ():
+    def ticks(*scores):
+        given = result()
+        for stage in given["stages"].values():
+            stage["history"] = [{**line, "score": s} for line, s in zip(stage["history"], scores)]
+        chart = adapt_page(given).split("Probe by step")[1].split("</svg>")[0]
+        return re.findall(r">(\d+%)</text>", chart)
+
+    assert {"0%", "100%"} <= {*ticks(0.70, 0.71, 0.71)}
+    assert "0%" not in ticks(0.60, 0.75, 0.7) and "60%" in ticks(0.60, 0.75, 0.7)
+
+
 def test_losses_are_drawn_from_below_their_values_and_distances_from_zero():
     page = adapt_page(result())
     first = {

@@ -28,9 +28,10 @@ FOLLOWED = {  # by name in a history: title, axis, form
     "score": (
         "Probe",
         "Mean accuracy of a linear and a kNN probe, inside the labelled training split.",
-        ".1%",
+        ".0%",
     ),
 }
+NEAR = 0.05  # of a probe: lines that differ by less are drawn from zero to one
 
 
 def adapt_page(result: Result) -> str:
@@ -200,8 +201,12 @@ def _charts(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
             if any(key in line for line in stage["history"])
         ]
         if series:
-            far = key == "distance"  # of the others differences are small beside the values
-            chart = lines(f"{title} by step", series, across="Step", zero=far, form=form)
+            # Differences of losses and probes are often small beside their values.
+            seen = [value for each in series for value in each.y]
+            whole = key == "distance" or (key == "score" and max(seen) - min(seen) < NEAR)
+            top = 1.0 if whole and key == "score" else None
+            words: dict[str, Any] = {"across": "Step", "top": top, "zero": whole, "form": form}
+            chart = lines(f"{title} by step", series, **words)
             made.append({"name": title, "note": note, "chart": chart})
     return made
 
