@@ -202,7 +202,7 @@ def _charts(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
         ]
         if series:
             # Differences of losses and probes are often small beside their values.
-            seen = [value for each in series for value in each.y]
+            seen = [value for each in series for value in each.y if value is not None]
             whole = key == "distance" or (key == "score" and max(seen) - min(seen) < NEAR)
             top = 1.0 if whole and key == "score" else None
             words: dict[str, Any] = {"across": "Step", "top": top, "zero": whole, "form": form}
