@@ -92,8 +92,8 @@ def test_further_looks_what_was_left_out_and_the_commonest_class_are_said():
 def test_few_steps_are_said_to_be_few():
     assert "unlabelled rows" not in answers(result())["Cost"]
     few = result()
-    few["data"]["train"] = 128 * few["stages"]["further"]["steps"] * 4
-    assert answers(few)["Cost"].endswith("saw 25% of the unlabelled rows: give more --steps.")
+    few["data"]["train"] = 128 * few["asked"]["steps"] * 4
+    assert "Each stage has 0.25 passes over the unlabelled rows" in answers(few)["Cost"]
 
 
 def test_probes_are_drawn_closely_where_they_differ():

@@ -24,8 +24,9 @@ import moiety
 from moiety import cli
 from moiety.adapt import command, encoders, stage, tuning
 from moiety.adapt.asked import Asked
-from moiety.adapt.command import begin, check_out, used
+from moiety.adapt.command import begin, used
 from moiety.adapt.costing import costs
+from moiety.adapt.folder import check_out
 from moiety.adapt.labelled import Labelled
 from moiety.cli.adapt.asked import read_bytes
 from moiety.cli.adapt.telling import Bar
@@ -458,10 +459,12 @@ def test_a_comparison_may_get_more_seeds_and_another_margin(adapt, tmp_path):
     assert "This is look 2 at the same scored examples" in said
     assert "is complete" in adapt(*words, "--seeds", 6, "--margin", 0.2)
     (out / "result.json").unlink()  # as if it had been killed after the test was read
+    (out / "compare.html").unlink()
     said = " ".join(adapt(*words, "--seeds", 6, "--margin", 0.2, "--tune-lr", 1e-2, code=2).split())
     assert f"--method fine-tune --model {out / 'ARM' / 'adapted'}" in said
     adapt(*words, "--seeds", 6, "--margin", 0.2)
     assert json.loads((out / "result.json").read_text()) == result
+    assert "6 seeds" in (out / "compare.html").read_text()
     adapt(*words[:-1], tmp_path / "alone", "--seeds", 6, "--margin", 0.2)
     alone = json.loads((tmp_path / "alone" / "result.json").read_text())
     assert alone["judgement"] == result["judgement"] and alone["looks"] == 1
@@ -494,6 +497,10 @@ def test_a_model_is_not_overwritten_by_what_is_made_of_it(adapt, given, tmp_path
     words = ("--model", tmp_path / "adapted", "--unlabelled", "texts.txt", *SHORT)
     said = adapt(*words, "--method", "further", "--out", tmp_path, code=2)
     assert "is where" in said and "is read from: choose another folder" in " ".join(said.split())
+    (tmp_path / "link").symlink_to(tmp_path / "adapted")
+    words = ("--model", tmp_path / "link", *words[2:], "--method", "further")
+    assert "is read from" in " ".join(adapt(*words, "--out", tmp_path, code=2).split())
+    adapt(*words, "--out", tmp_path.parent, "--dry-run")  # which would write another
 
 
 def test_who_has_no_bar_gets_a_line_now_and_then(adapt, tmp_path, monkeypatch):

@@ -373,6 +373,7 @@ def test_other_images_are_refused_or_made_to_fit(tmp_path, viewer):
 
 
 def split_folder(tmp_path):
+    tmp_path.mkdir(exist_ok=True)
     for split, count in (("train", 40), ("dev", 8)):
         labels = ["yes" if i % 2 else "no" for i in range(count)]
         write_table(tmp_path / f"{split}.jsonl", tiny.texts(count), labels)
@@ -405,8 +406,13 @@ def test_rows_without_a_class_are_left_out_and_told(tmp_path, reader):
 
 def test_labelled_texts_of_unknown_words_alone_are_refused(tmp_path, reader):
     write_table(tmp_path / "train.jsonl", ["ünknöwn wörds", "ändere"] * 20, ["yes", "no"] * 20)
-    with pytest.raises(ValueError, match="hold no token that the tokenizer knows; give other text"):
+    with pytest.raises(
+        ValueError, match="labelled texts hold no token that the tokenizer knows; give"
+    ):
         read_labelled(tmp_path, reader)
+    known, unknown = split_folder(tmp_path / "known"), ["ünknöwn"] * 4
+    write_table(known / "test.jsonl", unknown, ["yes", "no"] * 2)
+    assert len(read_labelled(known, reader).test()) == 4  # that is scored as it is
 
 
 def test_a_name_that_is_near_that_of_a_built_in_set_is_told(tmp_path, reader, monkeypatch):

@@ -308,9 +308,10 @@ def test_what_is_in_both_splits_is_told_apart(tmp_path):
     assert same["test"]["repeated"] == len(data.train) and "test_new" not in same
 
 
-def test_weights_that_the_last_step_broke_are_told_before_a_test_is_read():
+@pytest.mark.parametrize("lr", [1e6, 1e30])
+def test_weights_that_the_last_step_broke_are_told_before_a_test_is_read(lr):
     heard = []
-    words = {"steps": 1, "lr": 1e30, "test": lambda: heard.append(1)}
+    words = {"steps": 1, "lr": lr, "test": lambda: heard.append(1)}
     with pytest.raises(Diverged, match=r"no longer a number before step 1: lower the learning rat"):
         tune(**words)
     assert not heard

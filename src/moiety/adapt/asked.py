@@ -20,7 +20,7 @@ DISTILLATION = (
 POSITIVE, WEIGHTS = ("lr", "tune_lr"), ("mae_weight", "distill_weight", "match_routing")
 TUNING = ("tune", "epochs", "tune_batch", "tune_lr")
 JUDGING = ("seeds", "metric", "margin")  # what may change when a comparison is over
-LOOKS = "looks.json"  # of a comparison at the examples that it scores
+ARMS = ("fine-tune", "further", "self-distill")  # of a comparison, by what they cost
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,17 +32,18 @@ from .. import io
 from ..cost import parameters
 from ..data.named import NAMED
 from ..moe import MoE
-from .asked import DISTILLATION, JUDGING, LOOKS, PRETRAINING, TUNING, Asked
+from .asked import DISTILLATION, PRETRAINING, TUNING, Asked
 from .checking import write_check
 from .classifier import Classifier
 from .corpus import Corpus, read_corpus
-from .course import Tick, settle
+from .course import Tick
 from .encoders import Encoder
 from .finetune import RATES as TUNE_RATES
 from .finetune import Tuned, batch_size, finetune
+from .folder import check_out, known_plan
 from .labelled import Labelled, Reader, labelled_problem, read_labelled
 from .pretrain import MATCHES, Adapted, further_pretrain, self_distill
-from .reading import but_test, has_columns, is_one, training_part
+from .reading import but_test, has_columns, is_one
 from .recipe import BATCHES, RATES
 from .rows import Rows
 from .text import TextEncoder
@@ -76,50 +77,6 @@ def begin(asked: Asked, out: Path | None, device: Any = None) -> Opened:
             shutil.rmtree(out / "fine-tuning", ignore_errors=True)
         io.write_json(out / "plan.json", plan)
     return opened
-
-
-def check_out(asked: Asked, out: Path) -> None:
-    """Raise for a folder that is another command's, or that is read from."""
-    here = out.expanduser().resolve()
-    for given in (asked.model, asked.unlabelled, asked.labelled, asked.source):
-        path = Path(given or "").expanduser()
-        if given is None or given in NAMED or not path.exists():
-            continue
-        data = given != asked.model
-        there = (training_part(path) if data else path).resolve()
-        ours = not data and path.name in ("adapted", "classifier") and here in there.parents
-        if here in (there, path.resolve()) or (data and there in here.parents) or ours:
-            raise ValueError(f"--out {out} is where {given} is read from: choose another folder")
-    known = known_plan(out)
-    if (out / "result.json").exists() and not known:
-        raise ValueError(f"{out / 'result.json'} is not of `moiety adapt`: choose another --out")
-    # The test was read, or may have been.
-    ends = ("result.json", LOOKS, "fine-tuning/final.safetensors")
-    ended = any((out / name).exists() for name in ends)
-    begun = (out / "pretraining" / "plan.json").exists() or (out / "fine-tuning").exists()
-    if not (ended or begun):  # a command that was refused can be put right
-        return
-    free = JUDGING if ended else (*JUDGING, *TUNING)
-    plan = dataclasses.asdict(asked)
-    try:
-        settle(out, {**plan, **{name: known[name] for name in free if name in known}})
-    except ValueError as error:
-        other = any(known.get(n) != plan[n] for n in plan if n not in (*free, *TUNING))
-        if not ended or other or asked.method == "fine-tune":
-            raise
-        model = out / "ARM" / "adapted" if asked.method == "compare" else out / "adapted"
-        raise ValueError(
-            f"{error}; to fine-tune its model in another way, --method fine-tune --model {model}"
-        ) from None
-
-
-def known_plan(out: Path) -> dict[str, Any]:
-    """What a folder was begun with; another program's file of that name raises."""
-    path = out / "plan.json"
-    known = io.read_json(path) if path.exists() else {}
-    if not isinstance(known, dict) or (known and "unlabelled" not in known):
-        raise ValueError(f"{path} is not of `moiety adapt`: choose another --out")
-    return known
 
 
 def check_tuning(asked: Asked, opened: Opened) -> None:

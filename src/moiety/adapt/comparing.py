@@ -20,17 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import io
-from .asked import JUDGING, LOOKS, Asked
+from .asked import ARMS, Asked
 from .command import Opened, check, draw, tuned_from
 from .course import Tick
 from .encoders import Encoder
 from .finetune import Tuned
+from .folder import next_look
 from .pretrain import Adapted
 from .rows import repeated
 from .scores import scores
-
-ARMS = ("fine-tune", "further", "self-distill")
 
 
 @dataclass(frozen=True)
@@ -110,16 +108,6 @@ def compare(
     return Compared(
         split, rows.labels, answers, found, distance, len(parts[0]), apart, leaked, look
     )
-
-
-def next_look(out: Path, asked: Asked) -> int:
-    """Write a look at the scored examples down before it is taken; again, it keeps its number."""
-    path, this = out / LOOKS, {word: getattr(asked, word) for word in JUDGING}
-    looks = io.read_json(path) if path.exists() else []
-    if this not in looks:
-        looks.append(this)
-        io.write_json(path, looks)
-    return looks.index(this) + 1
 
 
 def arms_of(adapted: Adapted) -> dict[str, Encoder]:

@@ -14,11 +14,10 @@ from functools import partial
 import torch
 
 from .. import cost
-from .asked import PRETRAINING, Asked
+from .asked import ARMS, PRETRAINING, Asked
 from .cache import look_through
 from .classifier import Classifier
 from .command import Opened, draw
-from .comparing import ARMS
 from .course import Course, few_masked
 from .encoders import Batch, Encoder
 from .finetune import batch_size
@@ -32,6 +31,7 @@ from .stage import FURTHER
 from .teachers import cache_key, frozen, why_online
 
 WARM_BATCH = 64
+SHORT = 0.1  # seconds
 
 
 @dataclass(frozen=True)
@@ -139,27 +139,35 @@ def _tuning(asked: Asked, opened: Opened) -> Line:
 
 
 def _speed(asked: Asked, opened: Opened) -> float:
-    """FLOPs a second, forward and backward."""
-    work: Callable[[], object]
+    """FLOPs a second, forward and backward: of as many examples as take little time."""
+    speed, half = 0.0, asked.precision == "bfloat16"
+    for size in (2, WARM_BATCH):
+        work = _work(opened, size)
+        with torch.autocast(opened.encoder.device.type, torch.bfloat16, enabled=half):
+            flops, took = cost.flops(work), []  # which also brings it all into memory
+            for _ in range(3):
+                began = time.perf_counter()
+                work()
+                took.append(time.perf_counter() - began)
+        speed = flops / min(took)
+        if min(took) > SHORT:
+            break
+    return speed
+
+
+def _work(opened: Opened, size: int) -> Callable[[], object]:
+    """What learns from so many examples."""
+    encoder = opened.encoder.copy()
     if opened.corpus is not None:
-        encoder, rows = opened.encoder.copy(), opened.corpus.train
-        batch, masks, _ = few_masked(encoder, rows, min(WARM_BATCH, len(rows)), asked.seed)
-        work = partial(FURTHER.backward, encoder, batch, masks)
-    else:
-        assert opened.labelled is not None
-        rows = opened.labelled.train
-        classifier = Classifier.build(opened.encoder, opened.labelled.classes, seed=asked.seed)
-        first = torch.arange(min(WARM_BATCH, len(rows)))
-        batch, _ = opened.encoder.few(opened.encoder.batch(rows.take(first)))
-        work = partial(_learn, classifier, batch)
-    half = asked.precision == "bfloat16"
-    with torch.autocast(opened.encoder.device.type, torch.bfloat16, enabled=half):
-        flops, took = cost.flops(work), []  # which also brings it all into memory
-        for _ in range(3):
-            began = time.perf_counter()
-            work()
-            took.append(time.perf_counter() - began)
-    return flops / min(took)
+        rows = opened.corpus.train
+        batch = encoder.batch(rows.take(torch.arange(min(size, len(rows)))))
+        masks = encoder.mask(batch, torch.Generator().manual_seed(0))
+        return partial(FURTHER.backward, encoder, batch, masks)
+    assert opened.labelled is not None
+    rows = opened.labelled.train
+    classifier = Classifier.build(encoder, opened.labelled.classes)
+    batch = encoder.batch(rows.take(torch.arange(min(size, len(rows)))))
+    return partial(_learn, classifier, batch)
 
 
 def _learn(classifier: Classifier, batch: Batch) -> None:

@@ -204,6 +204,8 @@ def _told(
     classifier, batch = tuning.classifier, tuning.recipe.batch
     first = Chosen(tuning.data, torch.arange(min(SAMPLE, len(tuning.data))))
     found = {"train": _scored(tuning, tuning.data, "train", scored)}
+    # The last step may have broken what no loss before it tells.
+    tuning.check_finite(found["train"]["loss"])
     if tuning.validation is not None:  # it was scored after the last step
         found["validation"] = tuning.history[-1]["validation"]
     if test is not None:

@@ -28,7 +28,7 @@ from .pictures import Picture, class_problem, fit_images, split_of_classes
 from .reading import parts_of, problem_of, texts_of
 from .rows import Images, Rows, Store, Tokens, hold_out
 from .text import TextEncoder
-from .tokens import cut_texts, id_rows, known_rows, tokenised
+from .tokens import cut_texts, id_rows, tokenised
 
 VALIDATION, LEAST = 0.15, 16  # share and number of rows, where no validation split is given
 
@@ -82,7 +82,6 @@ class Reader:
             return id_rows(examples, self.encoder)
         most = self.encoder.row_length(self.length)
         rows = tokenised(examples, self.encoder, most)
-        known_rows(rows, self.encoder)
         tokens = Tokens.of(rows, self.encoder.vocabulary_key())
         self.notes.extend(cut_texts(tokens, most))
         return tokens
@@ -143,6 +142,18 @@ def read_labelled(
     fit       have the model's image processor resize and convert images, rather than refuse them
     """
     reader = Reader(encoder, targets, text, length, fit)
+    found = _read(source, reader, seed, data_dir)
+    if isinstance(encoder, TextEncoder):
+        special, rows = set(encoder.special), found.train.take(range(len(found.train)))
+        if all(special.issuperset(row.tolist()) for row in rows):
+            raise ValueError(
+                "the labelled texts hold no token that the tokenizer knows; give other texts, or "
+                "the tokenizer of this model"
+            )
+    return found
+
+
+def _read(source: Any, reader: Reader, seed: int, data_dir: str | Path | None) -> Labelled:
     if isinstance(source, TensorDataset):
         source = {"train": source}
     if isinstance(source, dict):

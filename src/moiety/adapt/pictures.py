@@ -72,7 +72,8 @@ def read_images(
         if pixels.shape[1] in (*MODES, wanted.shape[0]):
             said = f"images must be [N, H, W, C] or [N, H, W], not {list(pixels.shape)}"
         raise ValueError(f"{path.name}: {said}")
-    return _made_fit(torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), wanted)
+    made = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    return _made_fit(made, wanted) if channels in MODES else fit_images(made, wanted)
 
 
 def class_problem(folder: Path, wanted: Picture, seed: int) -> Problem:

@@ -45,18 +45,12 @@ def text_rows(
     packed = pack or (pack is None and len(rows) >= min(FEW, len(texts)))
     if not packed:
         rows = tokenised(texts, encoder, length)
-    rows = known_rows(rows, encoder)  # nothing can be masked in others
+    special = set(encoder.special)  # nothing can be masked in a row of these alone
+    rows = [row for row in rows if not special.issuperset(row)]
+    if not rows:
+        raise ValueError("the data hold no token that the tokenizer knows; give other texts")
     tokens = Tokens.of(rows, vocabulary)
     return (tokens, packed) if folder is None else _keep(Path(folder), key, tokens, packed)
-
-
-def known_rows(rows: list[list[int]], encoder: TextEncoder) -> list[list[int]]:
-    """Those in which the tokenizer knows a token; if there is none, raise."""
-    special = set(encoder.special)
-    known = [row for row in rows if not special.issuperset(row)]
-    if not known:
-        raise ValueError("the data hold no token that the tokenizer knows; give other texts")
-    return known
 
 
 def cut_texts(tokens: Tokens, length: int) -> list[str]:

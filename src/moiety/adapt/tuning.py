@@ -250,20 +250,22 @@ class Tuning(Flight):
         """Write a line: the mean training loss since the last, and the scores of validation."""
         line: dict[str, Any] = {"step": self.step, "loss": float(self.sum) / self.count}
         self.sum, self.count = torch.zeros_like(self.sum), 0
-        # The last step may have broken the weights, which the losses before it do not tell.
-        weights = float(nn.utils.get_total_norm(self.trained))
-        if not math.isfinite(line["loss"] + weights):
-            raise Diverged(
-                f"the loss is no longer a number before step {self.step}: lower the learning rate "
-                f"({self.recipe.lr:g})"
-            )
+        self.check_finite(line["loss"])
         if self.validation is not None:
             line["validation"] = score(
                 self.classifier, self.validation, self.recipe.batch, "validation"
             )
+            self.check_finite(line["validation"]["loss"])
         self.history.append(line)
         if self.folder:
             io.append_line(self.folder / "history.jsonl", json.dumps(line))
+
+    def check_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"the loss is no longer a number before step {self.step}: lower the learning rate "
+                f"({self.recipe.lr:g})"
+            )
 
     # -- what is on the disk ---------------------------------------------------------------------
 

@@ -100,9 +100,10 @@ def answers(result: Result) -> dict[str, str]:
         f"{quantity(spent['self-distill'], THOUSANDS)}FLOPs for self-distillation, which includes "
         "it; fine-tuning alone needs none."
     )
-    steps, batch = result["stages"]["further"]["steps"], _word(result, "batch")
-    if (passes := steps * batch / result["data"]["train"]) < 1:
-        cost += f" A stage saw {number(passes, '.0%')} of the unlabelled rows: give more --steps."
+    passes = result["asked"]["steps"] * _word(result, "batch") / result["data"]["train"]
+    if passes < 1:
+        cost += f" Each stage has {number(passes, '.2g')} passes over the unlabelled rows: "
+        cost += "more --steps may help."
     metric, floor = HEADS[judged["metric"]], number(judged["floor"], FORM)
     said = f"{metric}: {scores}; the commonest class alone {floor}."
     if result["looks"] > 1:
@@ -203,7 +204,8 @@ def _charts(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
         if series:
             # Differences of losses and probes are often small beside their values.
             seen = [value for each in series for value in each.y if value is not None]
-            whole = key == "distance" or (key == "score" and max(seen) - min(seen) < NEAR)
+            near = max(seen, default=0.0) - min(seen, default=0.0) < NEAR
+            whole = key == "distance" or (key == "score" and near)
             top = 1.0 if whole and key == "score" else None
             words: dict[str, Any] = {"across": "Step", "top": top, "zero": whole, "form": form}
             chart = lines(f"{title} by step", series, **words)

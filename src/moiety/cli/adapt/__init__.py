@@ -149,7 +149,7 @@ def command(
     """Adapt a masked encoder to unlabelled data, and fine-tune it where there are labels."""
     from ... import io
     from ...adapt.asked import Asked
-    from ...adapt.command import check_out
+    from ...adapt.folder import check_out
     from ...train import find_device
     from ..demo import check_writable
     from .running import dry, run

@@ -68,8 +68,8 @@ def compare(
         "repeated": compared.repeated,
         "command": repeat,
     }
-    io.write_json(out / "result.json", result)
     io.write_atomic(out / PAGE, adapt_page(result))
+    io.write_json(out / "result.json", result)  # last: all is there
     return result
 
 

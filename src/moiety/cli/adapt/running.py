@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 def dry(asked: Asked, out: Path, device: torch.device) -> None:
     """Say what would run."""
-    from ...adapt.command import begin, check_out
+    from ...adapt.command import begin
     from ...adapt.costing import costs
+    from ...adapt.folder import check_out
 
     opened = begin(asked, None)
     check_out(asked, out)
