@@ -143,7 +143,9 @@ def command(
     ] = 30.0,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show steps, sizes and FLOPs; train and write nothing."),
+        typer.Option(
+            "--dry-run", help="Show steps, FLOPs, sizes and a rough time; train and write nothing."
+        ),
     ] = False,
 ) -> None:
     """Adapt a masked encoder to unlabelled data, and fine-tune it where there are labels."""
