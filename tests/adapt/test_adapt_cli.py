@@ -438,6 +438,10 @@ def test_a_fine_tuning_that_failed_can_be_put_right_in_its_folder(adapt, tmp_pat
     one, two = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("out", "alone"))
     assert one == two
     with_states = " ".join(adapt(*words, "--tune-lr", 1e-2, code=2).split())  # its test was read
+    for name in ("result.json", "fine-tuning/final.safetensors"):  # as if killed before them
+        (tmp_path / "out" / name).rename(tmp_path / Path(name).name)
+        assert with_states == " ".join(adapt(*words, "--tune-lr", 1e-2, code=2).split())
+    (tmp_path / "result.json").rename(tmp_path / "out" / "result.json")
     for states in ("pretraining", "fine-tuning"):  # as we say that one may
         shutil.rmtree(tmp_path / "out" / states)
     said = " ".join(adapt(*words, "--tune-lr", 1e-2, code=2).split())

@@ -37,7 +37,7 @@ def check_out(asked: Asked, out: Path) -> None:
     if (out / "result.json").exists() and not known:
         raise ValueError(f"{out / 'result.json'} is not of `moiety adapt`: choose another --out")
     # The test was read, or may have been.
-    ends = ("result.json", LOOKS, "fine-tuning/final.safetensors")
+    ends = ("result.json", LOOKS, "fine-tuning/result.json")
     ended = any((out / name).exists() for name in ends)
     begun = (out / "pretraining" / "plan.json").exists() or (out / "fine-tuning").exists()
     if not (ended or begun):  # a command that was refused can be put right
