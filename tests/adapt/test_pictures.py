@@ -20,6 +20,16 @@ def viewer(side=12, channels=3, **more):
     return Encoder.load(tiny.vit_mae(image=side, channels=channels).eval(), **more)
 
 
+def test_no_images_are_refused():
+    none = torch.empty(0, 3, 12, 12, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"must be \[N, C, H, W\] with at least one"):
+        read_corpus(TensorDataset(none), viewer())
+    splits = {"train": TensorDataset(tiny.pictures(9), torch.arange(9) % 2)}
+    splits["test"] = TensorDataset(none, torch.empty(0, dtype=torch.long))
+    with pytest.raises(ValueError, match="test holds no example; give some, or leave it out"):
+        read_labelled(splits, viewer())
+
+
 @pytest.mark.parametrize(
     "processor",
     [ViTImageProcessor(size={"height": 12, "width": 12}),

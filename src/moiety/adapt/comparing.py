@@ -25,7 +25,7 @@ from .command import Opened, check, draw, tuned_from
 from .course import Tick
 from .encoders import Encoder
 from .finetune import Tuned
-from .folder import next_look
+from .folder import count_look
 from .pretrain import Adapted
 from .rows import repeated
 from .scores import scores
@@ -80,7 +80,7 @@ def compare(
         for arm in ARMS:
             tuned(arm, i, tick)
     split = "validation" if labelled.read_test is None else "test"
-    look = next_look(out, asked)
+    look = count_look(out, asked)
     rows = labelled.validation if labelled.read_test is None else labelled.test()
     known = repeated(rows, labelled.train)
     if not known.all():  # else there is nothing to judge by

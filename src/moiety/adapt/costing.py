@@ -19,7 +19,7 @@ from .cache import look_through
 from .classifier import Classifier
 from .command import Opened, draw
 from .course import Course, few_masked
-from .encoders import Batch, Encoder
+from .encoders import FEW, Batch, Encoder
 from .finetune import batch_size
 from .follow import Follow
 from .heads import only_made
@@ -61,16 +61,10 @@ class Costs:
     cache: int  # bytes; 0: none is built
     online: str | None  # why the teacher would run at every step
     disk: int  # bytes of all states at most, without the cache
-    speed: float  # FLOPs a second on this CPU, of one pass over a few examples
 
     @property
     def total(self) -> float:
         return sum(line.total for line in self.stages)
-
-    @property
-    def seconds(self) -> float:
-        """Roughly, on this CPU."""
-        return self.total / self.speed
 
 
 def costs(asked: Asked, opened: Opened) -> Costs:
@@ -80,7 +74,7 @@ def costs(asked: Asked, opened: Opened) -> Costs:
         stages, size, online = _pretraining(asked, opened.encoder, opened.corpus.train)
     if opened.labelled is not None:
         stages.append(_tuning(asked, opened))
-    return Costs(stages, size, online, _disk(asked, opened), _speed(asked, opened))
+    return Costs(stages, size, online, _disk(asked, opened))
 
 
 def _pretraining(asked: Asked, encoder: Encoder, rows: Rows) -> tuple[list[Line], int, str | None]:
@@ -138,10 +132,10 @@ def _tuning(asked: Asked, opened: Opened) -> Line:
     return Line("fine-tuning", steps, size, flops, len(train), times)
 
 
-def _speed(asked: Asked, opened: Opened) -> float:
-    """FLOPs a second, forward and backward: of as many examples as take little time."""
+def rough_seconds(asked: Asked, opened: Opened, plan: Costs) -> float:
+    """What all would take here, by the FLOPs of as many examples as take little time."""
     speed, half = 0.0, asked.precision == "bfloat16"
-    for size in (2, WARM_BATCH):
+    for size in (FEW, WARM_BATCH):
         work = _work(opened, size)
         with torch.autocast(opened.encoder.device.type, torch.bfloat16, enabled=half):
             flops, took = cost.flops(work), []  # which also brings it all into memory
@@ -152,22 +146,19 @@ def _speed(asked: Asked, opened: Opened) -> float:
         speed = flops / min(took)
         if min(took) > SHORT:
             break
-    return speed
+    return plan.total / speed
 
 
 def _work(opened: Opened, size: int) -> Callable[[], object]:
     """What learns from so many examples."""
-    encoder = opened.encoder.copy()
+    encoder, part = opened.encoder.copy(), opened.corpus or opened.labelled
+    assert part is not None
+    batch = encoder.batch(part.train.take(torch.arange(min(size, len(part.train)))))
     if opened.corpus is not None:
-        rows = opened.corpus.train
-        batch = encoder.batch(rows.take(torch.arange(min(size, len(rows)))))
         masks = encoder.mask(batch, torch.Generator().manual_seed(0))
         return partial(FURTHER.backward, encoder, batch, masks)
     assert opened.labelled is not None
-    rows = opened.labelled.train
-    classifier = Classifier.build(encoder, opened.labelled.classes)
-    batch = encoder.batch(rows.take(torch.arange(min(size, len(rows)))))
-    return partial(_learn, classifier, batch)
+    return partial(_learn, Classifier.build(encoder, opened.labelled.classes), batch)
 
 
 def _learn(classifier: Classifier, batch: Batch) -> None:

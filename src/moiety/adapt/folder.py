@@ -65,7 +65,7 @@ def known_plan(out: Path) -> dict[str, Any]:
     return known
 
 
-def next_look(out: Path, asked: Asked) -> int:
+def count_look(out: Path, asked: Asked) -> int:
     """Write a look at the scored examples down before it is taken, and say how many there were.
 
     The same seeds, metric and margin again are the same look.

@@ -213,6 +213,8 @@ def _from_tensors(source: dict[str, TensorDataset], reader: Reader, seed: int) -
         raise ValueError(f"the data have no train, only {', '.join(source)}")
     for name, data in source.items():
         labels = data.tensors[1]
+        if not len(labels):
+            raise ValueError(f"{name} holds no example; give some, or leave it out")
         if labels.is_floating_point() or labels.dim() != 1 or int(labels.min()) < 0:
             raise ValueError(
                 f"the labels of {name} must be one whole number from 0 on for each row"

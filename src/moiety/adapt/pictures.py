@@ -156,9 +156,10 @@ def _decoded(path: Path, wanted: Picture, folder: Path) -> Tensor:
 
 def fit_images(images: Tensor, wanted: Picture) -> Tensor:
     """Images [N, C, H, W] in the wanted shape: as they are if they have it, or made to fit."""
-    if tuple(images.shape[1:]) == wanted.shape:
-        return images
-    return _made_fit(images, wanted)
+    if tuple(images.shape[1:]) != wanted.shape:
+        return _made_fit(images, wanted)
+    _check(tuple(images.shape), wanted)
+    return images
 
 
 def _made_fit(images: Tensor, wanted: Picture) -> Tensor:

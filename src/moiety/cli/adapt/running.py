@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 def dry(asked: Asked, out: Path, device: torch.device) -> None:
     """Say what would run."""
     from ...adapt.command import begin
-    from ...adapt.costing import costs
+    from ...adapt.costing import costs, rough_seconds
     from ...adapt.folder import check_out
 
     opened = begin(asked, None)
     check_out(asked, out)
     tell_opened(asked, opened)
-    tell_costs(costs(asked, opened), Console(), device.type)
+    plan = costs(asked, opened)
+    seconds = rough_seconds(asked, opened, plan) if device.type == "cpu" else None
+    tell_costs(plan, seconds, Console())
 
 
 def run(asked: Asked, out: Path, device: torch.device, save_every: float, repeat: str) -> None:

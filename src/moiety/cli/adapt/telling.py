@@ -192,7 +192,7 @@ def tell_opened(asked: Asked, opened: Opened) -> None:
             typer.echo(f"  {note}")
 
 
-def tell_costs(costs: Costs, console: Console, device: str) -> None:
+def tell_costs(costs: Costs, seconds: float | None, console: Console) -> None:
     """The table of a dry run."""
     from ...adapt.cache import told_bytes
     from ..demo import show
@@ -210,7 +210,7 @@ def tell_costs(costs: Costs, console: Console, device: str) -> None:
         for line in costs.stages
     ]
     show(console, rows, STAGES, "What would run; a pass sees every example once")
-    here = f"; on this CPU roughly {words.duration(costs.seconds)}" if device == "cpu" else ""
+    here = "" if seconds is None else f"; on this CPU roughly {words.duration(seconds)}"
     typer.echo(f"FLOPs in all: {costs.total:.2e}{here}")
     if costs.online:
         typer.echo(f"Cache: none; the teacher runs at every step: {costs.online}")
